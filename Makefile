@@ -1,0 +1,41 @@
+# Every target sets up what it needs; the second run is quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (the first time takes a few minutes)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,compression,spark,java]'
+	@touch $@
+
+setup: $(STAMP) ## create the virtualenv and install everything
+
+demo: $(STAMP) ## the main job from end to end: broker, producer, consumer, Spark
+	@$(BIN)/python examples/demo/demo.py
+
+lint: $(STAMP) ## ruff and mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+test: lint ## lint, types and the whole fast test suite
+	@$(BIN)/pytest -q
+
+behaviours: $(STAMP) ## docs/behaviours.md from the tests; fails for a row without a passing test
+	@$(BIN)/python tests/behaviours.py
+
+crash: $(STAMP) ## the long crash tests: kill -9 loops and fault-disk seeds
+	@$(BIN)/pytest -q tests/crash --crash-full
+
+interop: $(STAMP) ## against the real Apache RocketMQ (needs Java 17 and Maven)
+	@$(BIN)/pytest -q tests/interop -m interop --run-interop
+
+clean: ## remove the virtualenv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+
+.PHONY: help setup demo lint test behaviours crash interop clean

@@ -1,0 +1,1 @@
+"""Penstock: RocketMQ for Python and Spark people."""

@@ -1,0 +1,53 @@
+"""Every bound in one place, each with its reason. Sizes in bytes, times in milliseconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# ---- wire -------------------------------------------------------------------------------------------
+MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
+"""Protocol: a frame with its length field; a longer one closes the connection."""
+
+CONNECTION_IDLE_MS: Final = 120_000
+"""Protocol: both sides close a connection with no traffic for this long."""
+
+HALF_FRAME_MS: Final = 30_000
+"""A frame that has begun must be complete in this time, so that half-sent frames cannot hold memory."""
+
+CONNECTION_WRITE_BUFFER_BYTES: Final = 4 * 1024 * 1024
+"""A connection with more than this unsent is not read from until the peer has caught up."""
+
+# ---- messages ---------------------------------------------------------------------------------------
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+"""Protocol default of maxMessageSize, on both sides."""
+
+MAX_PROPERTIES_BYTES: Final = 32_767
+"""The stored length field is a signed 16-bit integer."""
+
+MAX_RECORD_OVERHEAD_BYTES: Final = 65_536
+"""Protocol: an encoded record may exceed the body limit by this much."""
+
+MAX_TOPIC_CHARS: Final = 127
+MAX_RETRY_TOPIC_CHARS: Final = 255
+MAX_GROUP_CHARS: Final = 120
+
+MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
+"""A compressed body that would grow past this is refused: a small frame must not exhaust memory."""
+
+# ---- pull -------------------------------------------------------------------------------------------
+PULL_MAX_BYTES: Final = 262_144
+PULL_MAX_MESSAGES: Final = 32
+"""Protocol: one answer from memory. Clients ask again at once, so more buys nothing but memory."""
+
+PULL_SCAN_ENTRIES: Final = 800
+"""Protocol: queue entries looked at by one filtered pull, so that a rare tag cannot stall the broker."""
+
+HELD_PULLS_PER_BROKER: Final = 100_000
+"""Long polls held at once; past this a pull is answered "nothing" immediately."""
+
+# ---- broker -----------------------------------------------------------------------------------------
+PENDING_FLUSH_BYTES: Final = 64 * 1024 * 1024
+"""Bytes waiting for the disk; past this sends get SYSTEM_BUSY instead of growing memory."""
+
+RELAYED_REQUESTS: Final = 10_000
+"""Requests passed on to clients (running info, direct consumption) and not yet answered."""

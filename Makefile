@@ -26,8 +26,8 @@ lint: $(STAMP) ## ruff and mypy
 test: lint ## lint, types and the whole fast test suite
 	@$(BIN)/pytest -q
 
-behaviours: $(STAMP) ## docs/behaviours.md from the tests; fails for a row without a passing test
-	@$(BIN)/python tests/behaviours.py
+behaviours: $(STAMP) ## docs/behaviours.md from the tests, fails for a row without a passing test (ROWS=STO: only these)
+	@$(BIN)/python tests/behaviours.py $(ROWS)
 
 crash: $(STAMP) ## the long crash tests: kill -9 loops and fault-disk seeds
 	@$(BIN)/pytest -q tests/crash --crash-full

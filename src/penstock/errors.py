@@ -127,6 +127,15 @@ class SendOutcomeUnknown(SendError):
     outcome_unknown = True
 
 
+class SendManyFailed(SendError):
+    """Some messages of a `send_many` failed; `results` has, in their order, a result or an error for each."""
+
+    def __init__(self, text: str, results: list[object], *, outcome_unknown: bool) -> None:
+        super().__init__(text)
+        self.results = results
+        self.outcome_unknown = outcome_unknown
+
+
 # ---- the store --------------------------------------------------------------------------------------
 
 

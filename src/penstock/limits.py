@@ -17,6 +17,12 @@ HALF_FRAME_MS: Final = 30_000
 CONNECTION_WRITE_BUFFER_BYTES: Final = 4 * 1024 * 1024
 """A connection with more than this unsent is not read from until the peer has caught up."""
 
+MAX_JSON_DEPTH: Final = 64
+"""Nesting of a JSON body that is not plain JSON: the parser for those recurses."""
+
+MAX_JSON_REFERENCED: Final = 100_000
+"""Values that references may add to a JSON body: a few lines can otherwise stand for millions."""
+
 # ---- messages ---------------------------------------------------------------------------------------
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """Protocol default of maxMessageSize, on both sides."""
@@ -51,3 +57,46 @@ PENDING_FLUSH_BYTES: Final = 64 * 1024 * 1024
 
 RELAYED_REQUESTS: Final = 10_000
 """Requests passed on to clients (running info, direct consumption) and not yet answered."""
+
+# ---- broker tables ----------------------------------------------------------------------------------
+TOPICS_PER_BROKER: Final = 100_000
+"""Topics are created by sends, so a client with random names must not be able to fill the memory."""
+
+GROUPS_PER_BROKER: Final = 100_000
+"""Subscription groups are created by pulls and heartbeats: same reason."""
+
+OFFSETS_PER_BROKER: Final = 2_000_000
+"""Stored consumer offsets (topic, group, queue). The protocol checks no queue id, so a bound is needed."""
+
+QUEUE_LOCKS_PER_BROKER: Final = 1_000_000
+"""Locks of orderly consumers; the protocol grants locks for unknown queues too."""
+
+GROUPS_PER_CONNECTION: Final = 4_096
+"""Producer and consumer groups that one connection may announce by heartbeats."""
+
+REMEMBERED_SUBSCRIPTIONS: Final = 10_000
+"""Subscriptions of pulls by groups without heartbeat, kept for the admin tools; the oldest go first."""
+
+WAITING_REPLIES: Final = 1_000_000
+"""Replies that wait for the disk; past this requests that would add one get SYSTEM_BUSY."""
+
+QUERY_MAX_MESSAGES: Final = 64
+"""Protocol: messages in the answer to one key query (maxMsgsNumBatch)."""
+
+DELAY_DELIVERIES_PER_TICK: Final = 1_000
+"""Due messages of one delay level moved in one tick, so that a backlog cannot stall other requests."""
+
+SQL92_CHARS: Final = 16_384
+"""Filter text of a subscription; compiling is linear in it."""
+
+SQL92_DEPTH: Final = 64
+"""Nesting of a filter expression, so that neither parsing nor evaluating can exhaust the stack."""
+
+STATISTICS_SERIES: Final = 200_000
+"""Counters by topic, queue and group that the tools can look at; past this only totals are counted."""
+
+QUEUES_PER_TOPIC: Final = 16_384
+"""Asked for by an administrator or a group's retryQueueNums; the statistics of a topic list all of them."""
+
+CONSUME_QUEUE_ENTRIES_SHOWN: Final = 10_000
+"""Queue entries in the answer to one QUERY_CONSUME_QUEUE."""

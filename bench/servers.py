@@ -1,0 +1,98 @@
+"""The two brokers of a benchmark as child processes, with what the kernel says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "interop"))
+import apache
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Running:
+    """A broker under load."""
+
+    kind: str
+    name_server: str
+    address: str
+    pid: int
+    start_seconds: float
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        host, port = self.address.rsplit(":", 1)
+        return host, int(port)
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def memory_mb(self) -> tuple[float, float]:
+        """Resident memory in all, and without mapped files."""
+        facts = dict(
+            line.split(":", 1)
+            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines()
+            if ":" in line
+        )
+        return tuple(int(facts[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon"))  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def penstock(flush: str) -> Iterator[Running]:
+    with tempfile.TemporaryDirectory(prefix="bench-") as place:
+        ready = Path(place) / "ready.json"
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.cli",
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--namesrv-port",
+            "0",
+            "--broker-port",
+            "0",
+        ]
+        command += ["--data", f"{place}/data", "--flush", flush, "--ready-file", str(ready)]
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            while not ready.exists():
+                if process.poll() is not None or time.monotonic() - began > 30:
+                    raise RuntimeError("penstock serve did not start")
+                time.sleep(0.005)
+            facts = json.loads(ready.read_text())
+            (broker,) = facts["brokers"]
+            yield Running(
+                "penstock", facts["name_server"], broker["address"], broker["pid"], time.monotonic() - began
+            )
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@contextlib.contextmanager
+def apache_broker(flush: str) -> Iterator[Running]:
+    """Apache with the JVM's full compiler and its own default settings."""
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as place:
+        settings = {"flushDiskType": f"{flush.upper()}_FLUSH"}
+        cluster = apache.Cluster(Path(place), settings=settings, flags=[], heap="4g").start()
+        try:
+            broker = cluster.brokers[0]
+            yield Running("apache", cluster.name_server, broker.address, broker.pid, broker.start_seconds)
+        finally:
+            cluster.stop()
+
+
+BROKERS = {"penstock": penstock, "apache": apache_broker}

@@ -1,0 +1,215 @@
+"""How the broker's tables survive: JSON files that Apache reads, and journal entries in between.
+
+A change is journaled in the same group commit as the messages around it, so it is durable when its reply
+goes out. The files are snapshots of the tables, written every few seconds. A journal generation names the
+snapshot that it continues by the content of consumerOffset.json, which every broker rewrites all the time:
+where another broker has used the directory meanwhile, our old entries do not apply any more and are left
+out. Replaying an entry that a file already has changes nothing, so a crash at any point is harmless.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.broker.settings import BrokerSettings
+from penstock.store.store import Store
+from penstock.wire import dialect
+from penstock.wire.bodies import DataVersion
+
+log = logging.getLogger("penstock.broker")
+
+FIRST_SAVE_MS = 10_000
+PROMPT_SAVE_MS = 1_000
+"""Changes of topics and groups are in their files this soon, for whoever opens the directory next."""
+RETRY_MS = 1_000
+_PRETTY_BYTES = 1 << 20
+"""Larger files are not indented: nobody reads them, and it costs time."""
+
+
+class Kind(IntEnum):
+    """Journal entry kinds. Numbers are on disk: never reuse one."""
+
+    OFFSET = 1
+    OFFSETS_DROPPED = 2
+    TOPIC = 3
+    TOPIC_DELETED = 4
+    GROUP = 5
+    GROUP_DELETED = 6
+    FORBIDDEN = 7
+    DELAY_PROGRESS = 8
+
+
+Note = Callable[[int, bytes], int]
+"""Journals (kind, payload) and tells the position at which it will be durable."""
+
+
+class ConfigTable(Protocol):
+    """A table that is saved as one configuration file."""
+
+    file_name: str
+    prompt: bool
+    """Whether a change should be in the file soon."""
+    dirty: bool
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Raises ValueError and changes nothing if the content is not this table's."""
+
+    def snapshot(self) -> dict[str, Any]: ...
+
+    def replay(self, kind: int, payload: bytes) -> bool:
+        """False for a kind that is not this table's."""
+
+
+class Persistence:
+    def __init__(
+        self,
+        store: Store,
+        tables: Sequence[ConfigTable],
+        settings: BrokerSettings,
+        run_job: Callable[[Callable[[], None]], None],
+        *,
+        now_ms: int,
+    ) -> None:
+        """Loads the tables. The last of them is the one whose file names the snapshot."""
+        self._store = store
+        self._tables = tables
+        self._settings = settings
+        self._run_job = run_job
+        self._last_save_ms = now_ms + FIRST_SAVE_MS - settings.flush_consumer_offset_interval
+        self._last_prompt_ms = now_ms - PROMPT_SAVE_MS
+        self._save: _Save | None = None
+        self._snapshot_id = ""
+        for table in tables:
+            self._snapshot_id = store.config.load(table.file_name, table_parser(table)) or ""
+        for kind, payload in store.journal.replayed_for(self._snapshot_id):
+            if not any(table.replay(kind, payload) for table in tables):
+                log.warning("a journal entry of kind %d is not known to this version and was left out", kind)
+
+    def tick(self, now_ms: int) -> None:
+        if self._save is not None:
+            if not self._save.finished:
+                return
+            if self._save.error is not None:
+                # Only this very snapshot may be tried again: the journal has moved on to continue it.
+                if now_ms >= self._last_save_ms + RETRY_MS:
+                    log.error("the tables could not be saved: %s", self._save.error)
+                    self._last_save_ms = now_ms
+                    self._start(self._save)
+                return
+            self._save = None
+        dirty = [table for table in self._tables if table.dirty]
+        if dirty and (
+            now_ms >= self._last_save_ms + self._settings.flush_consumer_offset_interval
+            or (now_ms >= self._last_prompt_ms + PROMPT_SAVE_MS and any(table.prompt for table in dirty))
+        ):
+            self._last_save_ms = max(self._last_save_ms, now_ms)
+            self._last_prompt_ms = now_ms
+            self._start(self._take(dirty))
+
+    def _take(self, tables: Sequence[ConfigTable]) -> _Save:
+        files = []
+        for table in tables:
+            table.dirty = False
+            files.append((table.file_name, render_config(table.snapshot())))
+        if tables[-1] is self._tables[-1]:
+            self._snapshot_id = snapshot_id(files[-1][1])
+        self._store.journal.restart(self._snapshot_id)
+        return _Save(self._store, files)
+
+    def _start(self, save: _Save) -> None:
+        save.finished = False
+        self._save = save
+        self._run_job(save.run)
+
+    def journal_lost(self) -> None:
+        """Entries were cut off with a failed flush: what they said must reach the files instead."""
+        for table in self._tables:
+            table.dirty = True
+
+    def close(self, now_ms: int) -> None:
+        """Saves everything, here and now. No entry can follow, so the journal need not continue it.
+
+        Where that fails, the files of the last snapshot and the journal still tell the whole story.
+        """
+        save = _Save(self._store, [(table.file_name, render_config(table.snapshot())) for table in self._tables])
+        save.run()
+        if save.error is not None:
+            log.error("the tables could not be saved: %s", save.error)
+
+
+class _Save:
+    """Files on their way to the disk, possibly on another thread."""
+
+    def __init__(self, store: Store, files: list[tuple[str, bytes]]) -> None:
+        self._store = store
+        self._files = files
+        self.finished = False
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        try:
+            for name, data in self._files:
+                self._store.config.save(name, data)
+            self.error = None
+        except OSError as error:
+            self.error = error
+        finally:
+            self.finished = True
+
+
+def snapshot_id(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def table_parser(table: ConfigTable) -> Callable[[bytes], str]:
+    """Loads a file's content into its table; tells the content's id."""
+
+    def parse(data: bytes) -> str:
+        content = dialect.loads(data)
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
+        try:
+            table.load(content)
+        except (msgspec.ValidationError, AttributeError, TypeError) as error:
+            raise ValueError(str(error)) from None
+        return snapshot_id(data)
+
+    return parse
+
+
+def render_config(value: Mapping[str, Any]) -> bytes:
+    """Standard JSON: Apache's reader takes it, and so do people and their tools."""
+    data = msgspec.json.encode(value)
+    return msgspec.json.format(data, indent=1) if len(data) <= _PRETTY_BYTES else data
+
+
+def read_version(saved: Mapping[str, Any], fallback: DataVersion) -> DataVersion:
+    """The data version of a saved file; old files have none."""
+    value = saved.get("dataVersion")
+    return msgspec.convert(value, DataVersion, strict=False) if isinstance(value, dict) else fallback
+
+
+def other_members(saved: Mapping[str, Any], *known: str) -> dict[str, Any]:
+    """Members of a file that are not ours; they are written back as they were."""
+    return {key: value for key, value in saved.items() if key not in known}
+
+
+def unknown_members(saved: Mapping[str, Any], known: type[msgspec.Struct]) -> dict[str, Any]:
+    """The same for one entry of a table."""
+    return other_members(saved, *(field.encode_name for field in msgspec.structs.fields(known)))
+
+
+def members(value: msgspec.Struct) -> dict[str, Any]:
+    """Members that are not null under their wire names, defaults included, as Apache writes them."""
+    shown = {}
+    for field in msgspec.structs.fields(value):
+        content = getattr(value, field.name)
+        if content is not None:
+            shown[field.encode_name] = members(content) if isinstance(content, msgspec.Struct) else content
+    return shown

@@ -1,0 +1,307 @@
+"""`penstock serve`, `penstock namesrv` and `penstock broker`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.transport.loop import run
+
+if TYPE_CHECKING:
+    from penstock.broker.settings import BrokerSettings
+
+DURABILITY = {
+    "SYNC_FLUSH": "sync: an acknowledged message is on disk",
+    "ASYNC_FLUSH": "async: an acknowledged message may be lost when the machine fails",
+}
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    serve = commands.add_parser("serve", help="a name server and a broker in one process")
+    _common(serve)
+    _broker_options(serve)
+    serve.add_argument("--namesrv-port", type=int, default=9876, help="0 takes a free one (default 9876)")
+    serve.add_argument(
+        "--shards", type=int, default=1, metavar="N", help="N broker processes under one name server"
+    )
+    serve.set_defaults(run=run_serve)
+
+    namesrv = commands.add_parser("namesrv", help="a name server alone")
+    _common(namesrv)
+    namesrv.add_argument("--namesrv-port", type=int, default=9876, help="0 takes a free one (default 9876)")
+    namesrv.set_defaults(run=run_namesrv)
+
+    broker = commands.add_parser("broker", help="a broker that registers with name servers elsewhere")
+    _common(broker)
+    _broker_options(broker)
+    broker.add_argument(
+        "--name-server",
+        default=os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876"),
+        metavar="HOST:PORT",
+        help="one or more, separated by ';' (default NAMESRV_ADDR or 127.0.0.1:9876)",
+    )
+    broker.set_defaults(run=run_broker)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, default=Path("data"), help="data directory (default ./data)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written as JSON once all is ready")
+    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+
+
+def _broker_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--broker-port", type=int, default=10911, help="0 takes a free one (default 10911)")
+    parser.add_argument("--flush", choices=("sync", "async"), help="when a send is answered (default sync)")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="settings: TOML, or Apache's broker.conf with its own keys",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, by the same keys"
+    )
+
+
+# ---- settings -----------------------------------------------------------------------------------
+
+
+def broker_settings(options: argparse.Namespace) -> BrokerSettings:
+    """Later ones win: the file, the options, then each --set."""
+    from penstock.broker.settings import BrokerSettings
+
+    properties = _read_config(options.config) if options.config else {}
+    properties.setdefault("brokerIP1", _public_address(options.host))
+    properties["listenPort"] = str(options.broker_port)
+    if options.flush:
+        properties["flushDiskType"] = f"{options.flush.upper()}_FLUSH"
+    for pair in options.set:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidArgument(f"--set {pair}: expected KEY=VALUE")
+        properties[key.strip()] = value
+    return BrokerSettings.from_properties(properties)
+
+
+def _read_config(path: Path) -> dict[str, str]:
+    text = path.read_text()
+    if path.suffix != ".toml":
+        from penstock.wire.properties_text import parse_properties
+
+        return dict(parse_properties(text))
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"{path}: {error}") from None
+    tables = [key for key, value in values.items() if isinstance(value, dict | list)]
+    if tables:
+        raise InvalidArgument(f"{path}: {tables[0]} is a table; settings are plain KEY = VALUE lines")
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in values.items()
+    }
+
+
+def _public_address(host: str) -> str:
+    """What clients are told to connect to: the listening address, unless that means every interface."""
+    from penstock.message.ids import local_ip
+
+    return local_ip() if host in ("0.0.0.0", "::", "") else host
+
+
+# ---- running ------------------------------------------------------------------------------------
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    if options.shards < 1:
+        raise InvalidArgument(f"--shards {options.shards}: at least 1")
+    _logging(options)
+    return run(_serve(options) if options.shards == 1 else _serve_shards(options))
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    from penstock.runtime.node import Node
+
+    settings = broker_settings(options)
+    stop = _stop_signal()
+    node = Node(settings, options.data, host=options.host, namesrv_port=options.namesrv_port)
+    await node.start()
+    brokers = [{"name": settings.broker_name, "address": node.broker.address, "pid": os.getpid()}]
+    _announce(options, node.namesrv.address, brokers, DURABILITY[settings.flush_disk_type])
+    await stop.wait()
+    await node.stop()
+    return 0
+
+
+def run_namesrv(options: argparse.Namespace) -> int:
+    _logging(options)
+    return run(_namesrv(options))
+
+
+async def _namesrv(options: argparse.Namespace) -> int:
+    from penstock.namesrv import NamesrvSettings
+    from penstock.runtime.namesrv import NamesrvRuntime
+
+    stop = _stop_signal()
+    settings = NamesrvSettings(listen_port=options.namesrv_port)
+    namesrv = NamesrvRuntime(settings, options.data, host=options.host)
+    await namesrv.start()
+    _announce(options, namesrv.address, [], None)
+    await stop.wait()
+    await namesrv.stop()
+    return 0
+
+
+def run_broker(options: argparse.Namespace) -> int:
+    _logging(options)
+    return run(_broker(options))
+
+
+async def _broker(options: argparse.Namespace) -> int:
+    from penstock.runtime.broker import BrokerRuntime
+    from penstock.runtime.registration import Registrar
+
+    settings = broker_settings(options)
+    settings.namesrv_addr = options.name_server
+    stop = _stop_signal()
+    registrar = Registrar([address.strip() for address in options.name_server.split(";") if address.strip()])
+    broker = BrokerRuntime(settings, options.data, host=options.host, registrar=registrar)
+    await broker.open()
+    await broker.start()
+    brokers = [{"name": settings.broker_name, "address": broker.address, "pid": os.getpid()}]
+    _announce(options, options.name_server, brokers, DURABILITY[settings.flush_disk_type])
+    await stop.wait()
+    await broker.stop()
+    return 0
+
+
+# ---- shards -------------------------------------------------------------------------------------
+
+
+async def _serve_shards(options: argparse.Namespace) -> int:
+    """The name server here, every broker in a process of its own; if one dies, all stop."""
+    from penstock.namesrv import NamesrvSettings
+    from penstock.runtime.namesrv import NamesrvRuntime
+
+    settings = broker_settings(options)
+    stop = _stop_signal()
+    namesrv = NamesrvRuntime(
+        NamesrvSettings(listen_port=options.namesrv_port), options.data / "namesrv", host=options.host
+    )
+    await namesrv.start()
+    shards = [_Shard(options, namesrv.address, index) for index in range(options.shards)]
+    try:
+        for shard in shards:
+            await shard.start()
+        brokers = [await shard.ready() for shard in shards]
+        _announce(options, namesrv.address, brokers, DURABILITY[settings.flush_disk_type])
+        stopped = asyncio.create_task(stop.wait())
+        ended = [asyncio.create_task(shard.ended()) for shard in shards]
+        await asyncio.wait([stopped, *ended], return_when=asyncio.FIRST_COMPLETED)
+        died = [shard.name for shard, task in zip(shards, ended, strict=True) if task.done()]
+        for task in (stopped, *ended):
+            task.cancel()
+        if died:
+            raise PenstockError(f"{', '.join(died)} ended by itself; all shards are being stopped")
+    finally:
+        await asyncio.gather(*(shard.stop() for shard in shards))
+        await namesrv.stop()
+    return 0
+
+
+class _Shard:
+    """One broker process of `serve --shards`."""
+
+    def __init__(self, options: argparse.Namespace, name_server: str, index: int) -> None:
+        self.name = f"broker-{index}"
+        self._data = options.data / self.name
+        self._ready_file = self._data.with_suffix(".ready")
+        port = options.broker_port + 10 * index if options.broker_port else 0
+        self._command = [sys.executable, "-m", "penstock.cli", "broker", "--name-server", name_server]
+        self._command += ["--data", str(self._data), "--host", options.host, "--broker-port", str(port)]
+        self._command += ["--ready-file", str(self._ready_file), "--log-level", options.log_level]
+        if options.config:
+            self._command += ["--config", str(options.config)]
+        if options.flush:
+            self._command += ["--flush", options.flush]
+        for pair in (*options.set, f"brokerName={self.name}"):
+            self._command += ["--set", pair]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self._ready_file.unlink(missing_ok=True)
+        # in a session of its own: Ctrl-C goes to the parent alone, which stops the shards in order
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+
+    async def ready(self) -> dict[str, Any]:
+        assert self._process is not None
+        while not self._ready_file.exists():
+            if self._process.returncode is not None:
+                raise PenstockError(f"{self.name} did not start")
+            await asyncio.sleep(0.01)
+        facts = msgspec.json.decode(self._ready_file.read_bytes())
+        self._ready_file.unlink()
+        broker: dict[str, Any] = facts["brokers"][0]
+        return broker
+
+    async def ended(self) -> None:
+        assert self._process is not None
+        await self._process.wait()
+
+    async def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            await self._process.wait()
+
+
+# ---- what people and programs see ---------------------------------------------------------------
+
+
+def _logging(options: argparse.Namespace) -> None:
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set by Ctrl-C and SIGTERM; a second one ends at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def request_stop(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, request_stop, number)
+    return stop
+
+
+def _announce(
+    options: argparse.Namespace, name_server: str, brokers: list[dict[str, Any]], flush: str | None
+) -> None:
+    lines = [f"Penstock {version('penstock')} is ready", f"  name server  {name_server}"]
+    lines += [f"  broker       {broker['name']} at {broker['address']}" for broker in brokers]
+    lines.append(f"  data         {options.data.resolve()}")
+    if flush is not None:
+        lines.append(f"  flush        {flush}")
+    lines.append("Ctrl-C stops it.")
+    print("\n".join(lines), flush=True)
+    if options.ready_file is not None:
+        facts = {"name_server": name_server, "brokers": brokers}
+        temporary = options.ready_file.with_name(f"{options.ready_file.name}.tmp")
+        temporary.write_bytes(msgspec.json.encode(facts))
+        temporary.rename(options.ready_file)

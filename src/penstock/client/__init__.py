@@ -1,0 +1,1 @@
+"""The client: one async core of producer, consumers and everything they share."""

@@ -1,0 +1,222 @@
+"""Many messages at once: batches for each queue, several batches under way at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from penstock.client.config import ProducerSettings
+from penstock.client.sender import Outgoing, Sender, SendResult, by_key
+from penstock.errors import InvalidArgument, MessageTooLarge, PenstockError, SendManyFailed
+from penstock.message.batch import encode_batch
+from penstock.message.ids import unique_id
+from penstock.message.model import Message
+from penstock.message.names import is_retry_topic
+from penstock.message.properties import Key, encode_properties
+from penstock.message.queue import MessageQueue
+from penstock.wire.codes import RequestCode
+
+NOT_IN_BATCHES = (Key.DELAY, Key.TIMER_DELAY_MS, Key.TIMER_DELAY_SEC, Key.TIMER_DELIVER_MS, Key.TRAN_MSG)
+ELEMENT_BYTES = 22
+"""What a message costs in a batch besides body and properties."""
+
+QueueKey = str | int | Callable[[Message], str | int] | None
+
+
+class _Chunk:
+    """Messages on their way to one batch: their places in the result, ids and encoded parts."""
+
+    __slots__ = ("elements", "ids", "places", "queue", "size", "topic", "wait")
+
+    def __init__(self, topic: str, wait: str, queue: MessageQueue | None) -> None:
+        self.topic = topic
+        self.wait = wait
+        self.queue = queue
+        self.places: list[int] = []
+        self.ids: list[str] = []
+        self.elements: list[tuple[int, bytes, bytes]] = []
+        self.size = 0
+
+    def outgoing(self) -> Outgoing:
+        properties = encode_properties({Key.UNIQ_KEY: unique_id(), Key.WAIT: self.wait})
+        return Outgoing(
+            RequestCode.SEND_BATCH_MESSAGE,
+            self.topic,
+            encode_batch(self.elements),
+            properties,
+            ",".join(self.ids),
+            batch=True,
+        )
+
+    def spread(self, result: SendResult, results: list[SendResult | Exception | None]) -> None:
+        """One result for each message."""
+        offset_ids = result.offset_message_id.split(",")
+        if len(offset_ids) != len(self.ids):  # stored as one record
+            offset_ids = offset_ids[:1] * len(self.ids)
+        status, queue, first = result.status, result.queue, result.queue_offset
+        for number, (place, message_id, offset_id) in enumerate(
+            zip(self.places, self.ids, offset_ids, strict=True)
+        ):
+            results[place] = SendResult(
+                status, message_id, queue, first + number, offset_id, None, None, result.region
+            )
+
+
+class Batcher:
+    def __init__(
+        self,
+        sender: Sender,
+        settings: ProducerSettings,
+        check: Callable[[Message], None],
+        prepare: Callable[[Message], Outgoing],
+    ) -> None:
+        self._sender = sender
+        self._settings = settings
+        self._check = check
+        self._prepare = prepare
+
+    def one_batch(self, messages: Sequence[Message]) -> Outgoing:
+        """A single batch, or an error that says why these messages cannot be one."""
+        if not messages:
+            raise InvalidArgument("a batch needs at least one message")
+        first = messages[0]
+        chunk = _Chunk(first.topic, first.properties.get(Key.WAIT, "true"), None)
+        for place, message in enumerate(messages):
+            if message.topic != chunk.topic:
+                raise InvalidArgument(f"a batch has one topic, not {chunk.topic} and {message.topic}")
+            if message.properties.get(Key.WAIT, "true") != chunk.wait:
+                raise InvalidArgument("the messages of a batch must agree in wait_stored")
+            if not _batchable(message):
+                raise InvalidArgument("delayed and retried messages cannot be part of a batch")
+            self._check(message)
+            _append(chunk, place, message)
+        if chunk.size > self._settings.max_message_bytes:
+            raise MessageTooLarge(
+                f"a batch of {chunk.size} bytes is over the limit of {self._settings.max_message_bytes}"
+            )
+        return chunk.outgoing()
+
+    async def send_many(
+        self, messages: Iterable[Message], queue_key: QueueKey, timeout_ms: int
+    ) -> list[SendResult]:
+        run = _Run(self._sender, self._settings.batch_requests, timeout_ms)
+        settings = self._settings
+        open_chunks: dict[tuple[str, str, MessageQueue | None], _Chunk] = {}
+        for place, message in enumerate(messages):
+            run.results.append(None)
+            try:
+                self._check(message)
+                queue = None if queue_key is None else await self._queue_for(message, queue_key)
+            except PenstockError as error:
+                run.results[place] = error
+                continue
+            # Alone, a large message is compressed; with a key it stays in its batch, for the order's sake.
+            large = queue is None and len(message.body) >= settings.compress_over_bytes
+            if large or not _batchable(message):
+                await run.send_single(place, self._prepare(message), queue)
+                continue
+            key = (message.topic, message.properties.get(Key.WAIT, "true"), queue)
+            chunk = open_chunks.get(key)
+            room = settings.max_message_bytes - len(message.body) - 2 * ELEMENT_BYTES - 32_768
+            if chunk is not None and chunk.size > max(room, 0):
+                await run.send_chunk(open_chunks.pop(key))
+                chunk = None
+            if chunk is None:
+                chunk = open_chunks[key] = _Chunk(*key)
+            _append(chunk, place, message)
+            if len(chunk.places) >= settings.batch_messages or chunk.size >= settings.batch_bytes:
+                await run.send_chunk(open_chunks.pop(key))
+        for chunk in open_chunks.values():
+            await run.send_chunk(chunk)
+        return await run.finish()
+
+    async def _queue_for(self, message: Message, queue_key: QueueKey) -> MessageQueue:
+        key = queue_key(message) if callable(queue_key) else queue_key
+        info = self._sender.known(message.topic) or await self._sender.publish_info(message.topic)
+        return by_key(info.queues, key)
+
+
+class _Run:
+    """One `send_many`: requests under way, and what came of each message."""
+
+    def __init__(self, sender: Sender, limit: int, timeout_ms: int) -> None:
+        self._sender = sender
+        self._timeout_ms = timeout_ms
+        self._places = asyncio.Semaphore(limit)
+        self._order: dict[MessageQueue, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.results: list[SendResult | Exception | None] = []
+
+    async def send_chunk(self, chunk: _Chunk) -> None:
+        await self._start(self._send_chunk(chunk), chunk.queue)
+
+    async def send_single(self, place: int, message: Outgoing, queue: MessageQueue | None) -> None:
+        await self._start(self._send_single(place, message, queue), queue)
+
+    async def _start(self, work: Coroutine[Any, Any, None], queue: MessageQueue | None) -> None:
+        await self._places.acquire()
+        task = asyncio.get_running_loop().create_task(self._guard(work, queue))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.sleep(0)  # lets requests leave while the next batch is made
+
+    async def _guard(self, work: Coroutine[Any, Any, None], queue: MessageQueue | None) -> None:
+        try:
+            if queue is None:
+                await work
+            else:
+                # Locks are fair: requests for one queue leave in the order they were made, one by one.
+                async with self._order.setdefault(queue, asyncio.Lock()):
+                    await work
+        finally:
+            self._places.release()
+
+    async def _send_chunk(self, chunk: _Chunk) -> None:
+        try:
+            outgoing = chunk.outgoing()
+            result = await self._sender.deliver(outgoing, queue=chunk.queue, timeout_ms=self._timeout_ms)
+        except PenstockError as error:
+            for place in chunk.places:
+                self.results[place] = error
+            return
+        chunk.spread(result, self.results)
+
+    async def _send_single(self, place: int, message: Outgoing, queue: MessageQueue | None) -> None:
+        try:
+            self.results[place] = await self._sender.deliver(
+                message, queue=queue, timeout_ms=self._timeout_ms
+            )
+        except PenstockError as error:
+            self.results[place] = error
+
+    async def finish(self) -> list[SendResult]:
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        failed = [result for result in self.results if not isinstance(result, SendResult)]
+        if not failed:
+            return self.results  # type: ignore[return-value]  # every one is a SendResult
+        unknown = any(getattr(error, "outcome_unknown", False) for error in failed)
+        raise SendManyFailed(
+            f"{len(failed)} of {len(self.results)} messages failed, first: {failed[0]}",
+            list(self.results),
+            outcome_unknown=unknown,
+        )
+
+
+def _batchable(message: Message) -> bool:
+    properties = message.properties
+    return not any(name in properties for name in NOT_IN_BATCHES) and not is_retry_topic(message.topic)
+
+
+def _append(chunk: _Chunk, place: int, message: Message) -> None:
+    properties = message.properties
+    message_id = properties.get(Key.UNIQ_KEY)
+    if message_id is None:
+        message_id = properties[Key.UNIQ_KEY] = unique_id()
+    text = encode_properties(properties).encode()
+    body = message.body
+    chunk.places.append(place)
+    chunk.ids.append(message_id)
+    chunk.elements.append((message.flag, body, text))
+    chunk.size += ELEMENT_BYTES + len(body) + len(text)

@@ -1,0 +1,290 @@
+"""Concurrent consumption: listener batches on workers, acknowledged in any order, committed in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.client.config import MessageModel
+from penstock.client.direct import consume_directly
+from penstock.client.hooked import ConsumeHooks
+from penstock.client.listener import (
+    ConsumeContext,
+    ConsumeHookContext,
+    ConsumeStatus,
+    RetryLater,
+    ReturnType,
+)
+from penstock.client.process_queue import NOTHING, ProcessQueue
+from penstock.client.pulled import PulledMessage
+from penstock.client.send_back import DEFAULT_MAX_RECONSUME, EXPIRED_LEVEL, SendBack, restore_topics
+from penstock.client.workers import Job, WorkerPool
+from penstock.message.names import is_retry_topic
+from penstock.wire.bodies import ConsumeMessageDirectlyResult
+
+if TYPE_CHECKING:
+    from penstock.client.push_consumer import PushConsumer
+
+log = logging.getLogger("penstock.client")
+
+CLEAN_AT_ONCE = 16
+"""Expired messages sent back for one queue in one round."""
+
+
+class ConcurrentJob:
+    """One listener call. Runs on a worker; everything it finds out is read on the event loop afterwards."""
+
+    __slots__ = ("context", "messages", "process_queue", "return_type", "service", "spent_ms", "status")
+
+    def __init__(
+        self, service: ConsumeConcurrently, process_queue: ProcessQueue, messages: Sequence[PulledMessage]
+    ) -> None:
+        self.service = service
+        self.process_queue = process_queue
+        self.messages = messages
+        self.context = ConsumeContext(process_queue.queue)
+        self.status: ConsumeStatus | None = None
+        self.return_type: ReturnType | None = None
+        self.spent_ms = 0.0
+
+    def run(self) -> None:
+        service = self.service
+        if self.process_queue.dropped or service.stopping:
+            return
+        began = self._begin(time.monotonic())
+        hooked = service.hooks.before(self.process_queue.queue, self.messages)
+        try:
+            status = service.listeners.call(self.messages, self.context)
+        except BaseException as error:  # also SystemExit: a listener must not be able to kill its worker
+            self._raised(error)
+        else:
+            self._returned(status)
+        self._end(time.monotonic() - began, hooked)
+
+    async def run_async(self) -> None:
+        service = self.service
+        if self.process_queue.dropped or service.stopping:
+            return
+        began = self._begin(service.loop.time())
+        hooked = service.hooks.before(self.process_queue.queue, self.messages)
+        try:
+            status = await service.listeners.call_async(self.messages, self.context)
+        except asyncio.CancelledError:
+            if service.stopping:
+                raise
+            self._raised(RuntimeError("the listener was cancelled"))
+        except Exception as error:
+            self._raised(error)
+        else:
+            self._returned(status)
+        self._end(service.loop.time() - began, hooked)
+
+    def _begin(self, now: float) -> float:
+        for message in self.messages:
+            message.started = now
+        return now
+
+    def _returned(self, status: object) -> None:
+        if status is ConsumeStatus.SUCCESS:
+            self.status, self.return_type = ConsumeStatus.SUCCESS, ReturnType.SUCCESS
+        elif status is None:
+            self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.RETURNNULL
+        else:
+            if status is not ConsumeStatus.RECONSUME_LATER:
+                log.error("a listener must return a ConsumeStatus, not %r; its messages are retried", status)
+            self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.FAILED
+
+    def _raised(self, error: BaseException) -> None:
+        self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.EXCEPTION
+        queue = self.process_queue.queue
+        if isinstance(error, RetryLater):
+            self.context.delay_level = error.level
+            self.return_type = ReturnType.FAILED
+            log.info("%d message(s) of %s are retried: %s", len(self.messages), queue, error)
+        else:
+            log.warning(
+                "listener failed, %d message(s) of %s are retried", len(self.messages), queue, exc_info=error
+            )
+
+    def _end(self, spent: float, hooked: ConsumeHookContext | None) -> None:
+        self.spent_ms = spent * 1000
+        if self.spent_ms >= self.service.timeout_ms and self.return_type not in (
+            ReturnType.EXCEPTION,
+            ReturnType.RETURNNULL,
+        ):
+            self.return_type = ReturnType.TIME_OUT
+        if hooked is not None:
+            success = self.status is ConsumeStatus.SUCCESS
+            self.service.hooks.after(hooked, self.status, self.return_type, success=success)
+
+
+class ConsumeConcurrently:
+    def __init__(self, consumer: PushConsumer) -> None:
+        settings = consumer.settings
+        self._consumer = consumer
+        self._settings = settings
+        self.loop = consumer.instance.loop
+        self.listeners = consumer.listeners
+        self.hooks = ConsumeHooks(settings.group, consumer.consume_hooks)
+        self.timeout_ms = settings.consume_timeout_ms
+        self.stopping = False
+        self._broadcasting = settings.message_model is MessageModel.BROADCASTING
+        maximum = settings.max_reconsume_times
+        self._send_back = SendBack(
+            consumer.instance, settings.group, DEFAULT_MAX_RECONSUME if maximum == -1 else maximum
+        )
+        self.pool = WorkerPool(
+            f"consume-{settings.group}",
+            settings.consume_threads,
+            settings.consume_backlog,
+            self._finished,
+            self.loop,
+        )
+        self._batch = 1 if self.listeners.one_by_one else settings.consume_batch
+        self._retrying: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        if not self._broadcasting:
+            self._consumer.spawn(self._clean_for_ever())
+
+    # ---- submission ---------------------------------------------------------------------------------
+
+    def submit(
+        self, process_queue: ProcessQueue, messages: Sequence[PulledMessage], *, dispatch: bool
+    ) -> None:
+        """`dispatch` is for orderly consumption; here every message is handed out as it comes."""
+        topic = process_queue.queue.topic
+        retried = is_retry_topic(topic)
+        if retried:
+            restore_topics(messages)
+        is_async = self.listeners.is_async(topic)
+        batch, submit = self._batch, self.pool.submit
+        for start in range(0, len(messages), batch):
+            chunk = messages[start : start + batch]
+            if retried:
+                is_async = self.listeners.is_async(chunk[0].topic)
+            if not submit(ConcurrentJob(self, process_queue, chunk), is_async=is_async):
+                if not self.stopping:
+                    self._submit_later(process_queue, messages[start:])
+                return
+
+    def _submit_later(self, process_queue: ProcessQueue, messages: Sequence[PulledMessage]) -> None:
+        delay_ms = self._settings.timings.resubmit_ms
+        log.info(
+            "%d message(s) of %s are handed to listeners in %d ms",
+            len(messages),
+            process_queue.queue,
+            delay_ms,
+        )
+
+        def again() -> None:
+            if not process_queue.dropped and not self.stopping:
+                self.submit(process_queue, messages, dispatch=True)
+
+        self.loop.call_later(delay_ms / 1000, again)
+
+    # ---- results ------------------------------------------------------------------------------------
+
+    def _finished(self, jobs: list[Job]) -> None:
+        done: dict[ProcessQueue, list[PulledMessage]] = {}
+        for job in jobs:
+            assert isinstance(job, ConcurrentJob)
+            process_queue = job.process_queue
+            # A dropped queue belongs to somebody else by now, who gets these messages again.
+            if process_queue.dropped or job.return_type is None:
+                continue
+            size = len(job.messages)
+            acked = max(0, min(job.context.ack_index + 1, size)) if job.status is ConsumeStatus.SUCCESS else 0
+            stats = process_queue.stats
+            stats.consume_rt.add(job.spent_ms)
+            stats.consume_ok.add(acked)
+            if acked < size:
+                stats.consume_failed.add(size - acked)
+                if not self._broadcasting:
+                    self._retry(job, acked)
+                    continue
+                log.warning(
+                    "%d message(s) of %s failed; broadcasting does not retry", size - acked, job.context.queue
+                )
+            messages = done.get(process_queue)
+            if messages is None:
+                done[process_queue] = list(job.messages)
+            else:
+                messages += job.messages
+        for process_queue, messages in done.items():
+            self._commit(process_queue, messages)
+
+    def _commit(self, process_queue: ProcessQueue, messages: Sequence[PulledMessage]) -> None:
+        offset = process_queue.remove(messages, self._consumer.instance.now_ms())
+        if offset != NOTHING and not process_queue.dropped:
+            self._consumer.offset_store.update(process_queue.queue, offset, increase_only=True)
+
+    def _retry(self, job: ConcurrentJob, acked: int) -> None:
+        task = self.loop.create_task(self._send_failed_back(job, acked))
+        self._retrying.add(task)
+        task.add_done_callback(self._retrying.discard)
+
+    async def _send_failed_back(self, job: ConcurrentJob, acked: int) -> None:
+        process_queue = job.process_queue
+        kept: list[PulledMessage] = []
+        for message in job.messages[acked:]:
+            if not process_queue.holds(message):  # the cleaner sent it back already
+                continue
+            try:
+                sent = await self._send_back.send_back(message, job.context.delay_level)
+            except Exception:
+                log.exception("message %s could not be sent back", message.message_id)
+                sent = False
+            if not sent:
+                message.reconsume_times += 1
+                kept.append(message)
+        if process_queue.dropped:
+            return
+        held = {id(message) for message in kept}
+        self._commit(process_queue, [message for message in job.messages if id(message) not in held])
+        if kept:
+            self._submit_later(process_queue, kept)
+
+    # ---- messages held too long ---------------------------------------------------------------------
+
+    async def _clean_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self.timeout_ms / 1000)
+            for process_queue in list(self._consumer.rebalancer.queues.values()):
+                await self.clean_expired(process_queue)
+
+    async def clean_expired(self, process_queue: ProcessQueue) -> None:
+        """A listener that hangs holds its message and pins the offset: after the time-out the message at the
+        head is sent back for somebody else. The listener itself cannot be stopped."""
+        for _ in range(min(process_queue.count, CLEAN_AT_ONCE)):
+            message = process_queue.first
+            if message is None or not message.started or process_queue.dropped:
+                return
+            if (self.loop.time() - message.started) * 1000 <= self.timeout_ms:
+                return
+            log.warning("message %s is with a listener for too long, it is sent back", message.message_id)
+            if not await self._send_back.send_back(message, EXPIRED_LEVEL):
+                return
+            if process_queue.first is message:
+                process_queue.remove([message], self._consumer.instance.now_ms())
+
+    async def consume_directly(self, message: PulledMessage) -> ConsumeMessageDirectlyResult:
+        return await consume_directly(self.listeners, message, orderly=False)
+
+    # ---- end ----------------------------------------------------------------------------------------
+
+    async def stop(self, timeout_ms: int) -> None:
+        """Running listeners may finish within the time; what has not begun is left to the next owner."""
+        self.stopping = True
+        deadline = self.loop.time() + timeout_ms / 1000
+        unfinished = await self.pool.drain(timeout_ms)
+        if unfinished:
+            log.warning(
+                "%d listener call(s) did not end in %d ms; their messages come again", unfinished, timeout_ms
+            )
+        if self._retrying:
+            await asyncio.wait(self._retrying, timeout=max(0.0, deadline - self.loop.time()))
+        self.pool.stop()

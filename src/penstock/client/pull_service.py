@@ -1,0 +1,76 @@
+"""The pull service: takes pull requests one after the other, for ever, and survives whatever they do.
+
+Each assigned queue has exactly one pull request. It is put back when its pull is answered, at once or after
+a delay, so a queue never has two pulls under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.client.process_queue import ProcessQueue
+from penstock.message.queue import MessageQueue
+
+if TYPE_CHECKING:
+    from penstock.client.instance import ClientInstance
+
+log = logging.getLogger("penstock.client")
+
+
+class PullRequest:
+    __slots__ = ("group", "next_offset", "previously_locked", "process_queue", "queue")
+
+    def __init__(
+        self, group: str, queue: MessageQueue, process_queue: ProcessQueue, next_offset: int
+    ) -> None:
+        self.group = group
+        self.queue = queue
+        self.process_queue = process_queue
+        self.next_offset = next_offset
+        self.previously_locked = False
+
+    def __repr__(self) -> str:
+        return f"<PullRequest {self.group} {self.queue} at {self.next_offset}>"
+
+
+class PullService:
+    def __init__(self, instance: ClientInstance) -> None:
+        self._instance = instance
+        self._requests: asyncio.Queue[PullRequest] = asyncio.Queue()
+        self._stopped = False
+
+    def start(self) -> None:
+        self._instance.spawn(self._run())
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def put(self, request: PullRequest) -> None:
+        if not self._stopped:
+            self._requests.put_nowait(request)
+
+    def put_later(self, request: PullRequest, delay_ms: int) -> None:
+        if self._stopped:
+            return
+        if delay_ms <= 0:
+            self._requests.put_nowait(request)
+        else:
+            self._instance.loop.call_later(delay_ms / 1000, self.put, request)
+
+    async def _run(self) -> None:
+        while not self._stopped:
+            request = await self._requests.get()
+            consumer = self._instance.consumers.get(request.group)
+            if consumer is None:
+                log.warning(
+                    "no consumer for group %s here, its pull request is dropped: %s", request.group, request
+                )
+                continue
+            try:
+                consumer.pull(request)
+            except Exception:
+                delay_ms = self._instance.settings.timings.pull_error_ms
+                log.exception("pull of %s failed, trying again in %d ms", request.queue, delay_ms)
+                self.put_later(request, delay_ms)

@@ -1,0 +1,341 @@
+"""The pull loop of a push consumer, step by step: checks, request, answer.
+
+A pull request is either put back (at once or after a delay) or dropped with its queue; there is no third
+way out, so a queue cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING
+
+from penstock.client.api import PullFlag, PullResult, PullStatus, parse_pull
+from penstock.client.config import MessageModel, PushSettings
+from penstock.client.pull_service import PullRequest
+from penstock.client.pulled import PulledMessage, PullInfo
+from penstock.client.remoting import Channel
+from penstock.client.routes import MASTER_ID, BrokerAddress
+from penstock.errors import BrokerNotFound, PenstockError, RequestTimeout, ServerError
+from penstock.message.names import is_retry_topic
+from penstock.message.queue import MessageQueue
+from penstock.wire.bodies import SubscriptionData
+from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.command import Command
+from penstock.wire.headers import PullHeader
+
+if TYPE_CHECKING:
+    from penstock.client.push_consumer import PushConsumer
+
+log = logging.getLogger("penstock.client")
+
+WARN_EVERY = 1_000
+SQL_SINCE_VERSION = 232
+"""Brokers before 4.1.0 know only tags."""
+MIB = 1024 * 1024
+
+
+class Puller:
+    """Of one push consumer."""
+
+    def __init__(self, consumer: PushConsumer) -> None:
+        self._consumer = consumer
+        self._settings: PushSettings = consumer.settings
+        self._instance = consumer.instance
+        self._service = consumer.instance.pull_service
+        self._suggested: dict[MessageQueue, int] = {}
+        self._held_back = 0
+        self.threshold_messages = self._settings.pull_threshold_messages
+        self.threshold_mib = self._settings.pull_threshold_mib
+
+    # ---- checks -------------------------------------------------------------------------------------
+
+    def pull(self, request: PullRequest) -> None:
+        process_queue = request.process_queue
+        if process_queue.dropped:
+            log.debug("%s was given up, its pull request ends", request.queue)
+            return
+        process_queue.last_pull_ms = self._instance.now_ms()
+        timings = self._settings.timings
+        consumer = self._consumer
+        if not consumer.running:
+            self._service.put_later(request, timings.pull_error_ms)
+            return
+        if consumer.paused:
+            self._service.put_later(request, timings.pull_paused_ms)
+            return
+        full = self._full(request)
+        if full:
+            if self._held_back % WARN_EVERY == 0:
+                log.warning(
+                    "%s, pulling again when there is room (held back %d times)", full, self._held_back + 1
+                )
+            self._held_back += 1
+            self._service.put_later(request, timings.flow_control_ms)
+            return
+        if self._settings.orderly:
+            if not process_queue.locked:
+                self._service.put_later(request, timings.pull_error_ms)
+                return
+            if not request.previously_locked:
+                self._instance.spawn(self._fix_offset(request))
+                return
+        subscription = consumer.subscription(request.queue.topic)
+        if subscription is None:
+            log.warning("no subscription for topic %s, looking again later", request.queue.topic)
+            self._service.put_later(request, timings.pull_error_ms)
+            return
+        self._send(request, subscription)
+
+    def _full(self, request: PullRequest) -> str:
+        """Why the queue's cache takes no more; empty if it does."""
+        process_queue = request.process_queue
+        if process_queue.count > self.threshold_messages:
+            return f"{request.queue} has {process_queue.count} messages cached"
+        if process_queue.cached_bytes // MIB > self.threshold_mib:
+            return f"{request.queue} has {process_queue.cached_bytes // MIB} MiB cached"
+        if not self._settings.orderly and process_queue.span > self._settings.max_span:
+            return f"{request.queue} has offsets {process_queue.span} apart cached; its first message is slow"
+        return ""
+
+    async def _fix_offset(self, request: PullRequest) -> None:
+        """Locked for the first time: another consumer may have moved on since the offset was read."""
+        try:
+            offset = await self._consumer.start_offset(request.queue)
+        except PenstockError as error:
+            log.warning("offset of %s not known, trying again later: %s", request.queue, error)
+            self._service.put_later(request, self._settings.timings.pull_error_ms)
+            return
+        if offset < request.next_offset:
+            log.warning(
+                "%s is locked now and goes back from %d to %d", request.queue, request.next_offset, offset
+            )
+        request.previously_locked = True
+        request.next_offset = offset
+        self._service.put(request)
+
+    # ---- the request --------------------------------------------------------------------------------
+
+    def _send(self, request: PullRequest, subscription: SubscriptionData) -> None:
+        target = self._target(request.queue)
+        if target is None:
+            self._instance.spawn(self._find_and_send(request, subscription))
+            return
+        channel = self._instance.remoting.ready(target.address)
+        if channel is None:
+            self._instance.spawn(self._connect_and_send(request, subscription, target))
+            return
+        self._write(request, subscription, target, channel)
+
+    def _target(self, queue: MessageQueue) -> BrokerAddress | None:
+        target = self._instance.routes.replica(queue.broker_name, self._suggested.get(queue, MASTER_ID))
+        if target is None or not self._settings.class_filter:
+            return target
+        route = self._instance.route(queue.topic)
+        servers = route.filter_server_table.get(target.address) if route is not None else None
+        if not servers:
+            raise BrokerNotFound(
+                f"no filter server of broker {queue.broker_name} is known for topic {queue.topic}"
+            )
+        return BrokerAddress(random.choice(servers), target.is_slave, target.version)
+
+    async def _find_and_send(self, request: PullRequest, subscription: SubscriptionData) -> None:
+        try:
+            await self._instance.update_route(request.queue.topic)
+            target = self._target(request.queue)
+            if target is None:
+                raise BrokerNotFound(f"no address of broker {request.queue.broker_name} is known")
+        except PenstockError as error:
+            self._failed(request, error)
+            return
+        await self._connect_and_send(request, subscription, target)
+
+    async def _connect_and_send(
+        self, request: PullRequest, subscription: SubscriptionData, target: BrokerAddress
+    ) -> None:
+        try:
+            channel = await self._instance.remoting.connection(target.address)
+            self._write(request, subscription, target, channel)
+        except PenstockError as error:
+            self._failed(request, error)
+
+    def _write(
+        self, request: PullRequest, subscription: SubscriptionData, target: BrokerAddress, channel: Channel
+    ) -> None:
+        header = self._header(request, subscription, target)
+        began = self._instance.loop.time()
+        try:
+            answer = channel.request_nowait(
+                RequestCode.PULL_MESSAGE, header, timeout_ms=self._settings.pull_timeout_ms
+            )
+        except PenstockError as error:
+            self._failed(request, error)
+            return
+
+        def answered(future: asyncio.Future[Command]) -> None:
+            self._answered(request, future, channel, subscription, began)
+
+        answer.add_done_callback(answered)
+
+    def _header(
+        self, request: PullRequest, subscription: SubscriptionData, target: BrokerAddress
+    ) -> PullHeader:
+        settings, queue = self._settings, request.queue
+        flags = PullFlag.SUSPEND
+        commit_offset = 0
+        if settings.message_model is MessageModel.CLUSTERING:
+            commit_offset = self._consumer.offset_store.memory(queue) or 0
+            # Only a master keeps offsets.
+            if commit_offset > 0 and not target.is_slave:
+                flags |= PullFlag.COMMIT_OFFSET
+        expression = None
+        if settings.class_filter:
+            flags |= PullFlag.CLASS_FILTER
+        elif settings.post_subscription:
+            flags |= PullFlag.SUBSCRIPTION
+            expression = subscription.sub_string
+        if subscription.expression_type != "TAG" and 0 <= target.version < SQL_SINCE_VERSION:
+            raise BrokerNotFound(
+                f"{target.address} (version {target.version}) is not known to filter by "
+                f"{subscription.expression_type}"
+            )
+        return PullHeader(
+            consumer_group=request.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=request.next_offset,
+            max_msg_nums=settings.pull_batch,
+            sys_flag=flags,
+            commit_offset=commit_offset,
+            suspend_timeout_millis=settings.pull_suspend_ms,
+            subscription=expression,
+            sub_version=self._consumer.announced_version(queue.topic),
+            expression_type=subscription.expression_type,
+            max_msg_bytes=settings.pull_batch_bytes,
+            broker_name=queue.broker_name,
+        )
+
+    # ---- the answer ---------------------------------------------------------------------------------
+
+    def _answered(
+        self,
+        request: PullRequest,
+        answer: asyncio.Future[Command],
+        channel: Channel,
+        subscription: SubscriptionData,
+        began: float,
+    ) -> None:
+        try:
+            result = parse_pull(answer.result(), channel.address)
+            self._suggested[request.queue] = result.suggested_broker_id
+            if result.status is PullStatus.FOUND:
+                self._found(request, result, subscription, began)
+            elif result.status is PullStatus.OFFSET_ILLEGAL:
+                self._offset_illegal(request, result)
+            else:
+                self._nothing_found(request, result)
+        except asyncio.CancelledError:
+            return
+        except RequestTimeout as error:
+            if channel.heard < began:
+                channel.abort()
+            self._failed(request, error)
+        except ServerError as error:
+            if error.code == ResponseCode.GO_AWAY:
+                self._instance.remoting.forget(channel.address)
+            self._failed(request, error)
+        except PenstockError as error:
+            self._failed(request, error)
+        except Exception:
+            log.exception("the answer to a pull of %s could not be handled", request.queue)
+            self._service.put_later(request, self._settings.timings.pull_error_ms)
+
+    def _found(
+        self, request: PullRequest, result: PullResult, subscription: SubscriptionData, began: float
+    ) -> None:
+        queue = request.queue
+        asked = request.next_offset
+        request.next_offset = result.next_offset
+        stats = self._consumer.stats.topic(queue.topic)
+        stats.pull_rt.add((self._instance.loop.time() - began) * 1000)
+        messages = self._messages(queue, result, subscription)
+        if not messages:
+            if not request.process_queue.count:
+                self._correct(request)
+            self._service.put(request)
+            return
+        first = messages[0].record.queue_offset
+        if result.next_offset < asked or first < asked:
+            log.warning(
+                "%s goes backwards: asked for offset %d, got %d, next is %d",
+                queue,
+                asked,
+                first,
+                result.next_offset,
+            )
+        stats.pull_messages.add(len(messages))
+        dispatch = request.process_queue.put(messages, result.max_offset)
+        self._consumer.consume_service.submit(request.process_queue, messages, dispatch=dispatch)
+        self._service.put_later(request, self._settings.pull_interval_ms)
+
+    def _messages(
+        self, queue: MessageQueue, result: PullResult, subscription: SubscriptionData
+    ) -> list[PulledMessage]:
+        info = PullInfo(queue, result.min_offset, result.max_offset)
+        messages = [PulledMessage(record, info) for record in result.records()]
+        if subscription.tags_set and not subscription.class_filter_mode:
+            # The broker compares hashes, which may collide.
+            tags = frozenset(subscription.tags_set)
+            messages = [message for message in messages if message.record.tag in tags]
+        for hook in self._consumer.filter_hooks:
+            try:
+                hook.filter(self._settings.group, queue, messages)
+            except Exception:
+                log.exception("filter hook %r failed and is ignored", hook)
+        return messages
+
+    def _nothing_found(self, request: PullRequest, result: PullResult) -> None:
+        request.next_offset = result.next_offset
+        if not request.process_queue.count:
+            self._correct(request)
+        self._service.put(request)
+
+    def _correct(self, request: PullRequest) -> None:
+        """Nothing is cached, so everything before the next offset is done with."""
+        if not request.process_queue.dropped:
+            self._consumer.offset_store.update(request.queue, request.next_offset, increase_only=True)
+
+    def _offset_illegal(self, request: PullRequest, result: PullResult) -> None:
+        """The queue is dropped at once, so that nothing is committed; later the offset is repaired and the
+        next rebalance starts the queue anew."""
+        asked = request.next_offset
+        request.next_offset = result.next_offset
+        request.process_queue.dropped = True
+        delay_ms = self._settings.timings.offset_illegal_ms
+        log.warning(
+            "%s has no offset %d; it is started anew at %d in %d ms",
+            request.queue,
+            asked,
+            result.next_offset,
+            delay_ms,
+        )
+        self._instance.spawn(self._repair(request, delay_ms))
+
+    async def _repair(self, request: PullRequest, delay_ms: int) -> None:
+        await asyncio.sleep(delay_ms / 1000)
+        store = self._consumer.offset_store
+        store.freeze(request.queue, request.next_offset)
+        await store.persist([request.queue])
+        await self._consumer.rebalancer.drop(request.process_queue)
+        self._instance.rebalance_service.wake()
+
+    def _failed(self, request: PullRequest, error: PenstockError) -> None:
+        if request.process_queue.dropped:
+            return
+        busy = isinstance(error, ServerError) and error.code == ResponseCode.FLOW_CONTROL
+        timings = self._settings.timings
+        delay_ms = timings.broker_busy_ms if busy else timings.pull_error_ms
+        level = logging.DEBUG if is_retry_topic(request.queue.topic) else logging.WARNING
+        log.log(level, "pull of %s failed, again in %d ms: %s", request.queue, delay_ms, error)
+        self._service.put_later(request, delay_ms)

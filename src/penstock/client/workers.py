@@ -1,0 +1,164 @@
+"""Where listeners run: plain functions on threads, coroutines as a bounded number of tasks.
+
+Work goes to threads through a SimpleQueue and comes back to the event loop in batches: the first result
+of a batch wakes the loop, the others ride along. There is no future, task or lock for a single message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+log = logging.getLogger("penstock.client")
+
+ASYNC_RUN = 64
+"""Jobs a task does before it lets the loop breathe: a coroutine that never waits must not starve pulls."""
+
+
+class Job(Protocol):
+    def run(self) -> None:
+        """Calls plain user code; never raises."""
+
+    async def run_async(self) -> None:
+        """Calls a coroutine; raises only when it is cancelled."""
+
+
+class WorkerPool:
+    """Runs jobs and hands them, done, to `finished` in batches on the event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        backlog: int,
+        finished: Callable[[list[Job]], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._name = name
+        self._size = size
+        self._backlog = backlog
+        self._finished = finished
+        self._loop = loop
+        self._outstanding = 0
+        self._stopped = False
+        self._idle: asyncio.Event | None = None
+        # threads
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._done: deque[Job] = deque()
+        self._drain_due = False
+        # tasks
+        self._waiting: deque[Job] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def resize(self, size: int) -> None:
+        """More workers come with the next jobs; surplus threads leave when they are next free."""
+        for _ in range(len(self._threads) - size):
+            self._threads.pop()
+            self._jobs.put(None)
+        self._size = size
+
+    @property
+    def outstanding(self) -> int:
+        """Jobs given and not yet reported as done."""
+        return self._outstanding
+
+    def submit(self, job: Job, *, is_async: bool) -> bool:
+        """False when the pool is full or stopped; the caller keeps the job."""
+        if self._outstanding >= self._backlog or self._stopped:
+            return False
+        self._outstanding += 1
+        if is_async:
+            self._waiting.append(job)
+            if len(self._tasks) < self._size:
+                task = self._loop.create_task(self._run_tasks(), name=self._name)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            return True
+        if len(self._threads) < self._size and (not self._threads or not self._jobs.empty()):
+            number = len(self._threads) + 1
+            thread = threading.Thread(target=self._run_thread, name=f"{self._name}-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._jobs.put(job)
+        return True
+
+    # ---- threads ------------------------------------------------------------------------------------
+
+    def _run_thread(self) -> None:
+        get, done = self._jobs.get, self._done
+        while (job := get()) is not None:
+            job.run()
+            done.append(job)
+            if not self._drain_due:
+                self._drain_due = True
+                try:
+                    self._loop.call_soon_threadsafe(self._drain)
+                except RuntimeError:  # the loop was closed under a listener that outlived it
+                    return
+
+    def _drain(self) -> None:
+        # Cleared before the results are taken: a worker that still saw it set appended before this line.
+        self._drain_due = False
+        done = self._done
+        batch = [done.popleft() for _ in range(len(done))]
+        self._report(batch)
+
+    # ---- tasks --------------------------------------------------------------------------------------
+
+    async def _run_tasks(self) -> None:
+        waiting, done = self._waiting, self._done
+        count = 0
+        while waiting:
+            job = waiting.popleft()
+            try:
+                await job.run_async()
+            except asyncio.CancelledError:
+                self._outstanding -= 1
+                raise
+            done.append(job)
+            if not self._drain_due:
+                self._drain_due = True
+                self._loop.call_soon(self._drain)
+            count += 1
+            if count % ASYNC_RUN == 0:
+                await asyncio.sleep(0)
+
+    # ---- both ---------------------------------------------------------------------------------------
+
+    def _report(self, batch: list[Job]) -> None:
+        self._outstanding -= len(batch)
+        try:
+            self._finished(batch)
+        except Exception:
+            log.exception("%s: results of %d listener calls could not be handled", self._name, len(batch))
+        if self._idle is not None and not self._outstanding:
+            self._idle.set()
+
+    async def drain(self, timeout_ms: int) -> int:
+        """Waits for everything submitted; the number of jobs that were not done in time."""
+        if self._outstanding:
+            self._idle = asyncio.Event()
+            try:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self._idle.wait()
+            except TimeoutError:
+                pass
+        return self._outstanding
+
+    def stop(self) -> None:
+        """No more jobs. Coroutines are cancelled; a plain function that hangs keeps its daemon thread."""
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+        for _ in self._threads:
+            self._jobs.put(None)

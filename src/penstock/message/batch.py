@@ -1,0 +1,91 @@
+"""Batch bodies: several messages of one topic in one send, and, for inner batches, in one record."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from penstock.errors import CorruptRecord, MessageTooLarge
+from penstock.limits import MAX_PROPERTIES_BYTES
+from penstock.message.compression import decompress
+from penstock.message.record import Buffer, RecordView, encode_record
+from penstock.message.sysflag import COMPRESSED, INNER_BATCH_MASK
+
+_ELEMENT: Final = struct.Struct(">i8xii")
+"""Size, magic and CRC (both unused), flag, body length."""
+
+_SHORT: Final = struct.Struct(">h")
+_HEAD_SIZE: Final = _ELEMENT.size
+
+
+def encode_batch(elements: Iterable[tuple[int, Buffer, bytes]]) -> bytes:
+    """The body of a batch send, from (flag, body, property bytes)."""
+    parts: list[Buffer] = []
+    for flag, body, properties in elements:
+        if len(properties) > MAX_PROPERTIES_BYTES:
+            raise MessageTooLarge(
+                f"properties of {len(properties)} bytes: at most {MAX_PROPERTIES_BYTES} fit"
+            )
+        size = _HEAD_SIZE + len(body) + 2 + len(properties)
+        parts += (_ELEMENT.pack(size, flag, len(body)), body, _SHORT.pack(len(properties)), properties)
+    return b"".join(parts)
+
+
+def split_batch(body: Buffer) -> list[tuple[int, Buffer, bytes]]:
+    """(flag, body, property bytes) of each element. Raises CorruptRecord, naming the position."""
+    elements = []
+    position = 0
+    limit = len(body)
+    while position < limit:
+        try:
+            size, flag, body_size = _ELEMENT.unpack_from(body, position)
+            start = position + _HEAD_SIZE
+            end = start + body_size
+            properties_size = body[end] << 8 | body[end + 1]
+        except (struct.error, IndexError):
+            raise CorruptRecord(f"the batch element at {position} is cut off") from None
+        properties_start = end + 2
+        next_position = properties_start + properties_size
+        if (
+            next_position - position != size
+            or next_position > limit
+            or body_size < 0
+            or properties_size > MAX_PROPERTIES_BYTES
+        ):
+            raise CorruptRecord(
+                f"the batch element at {position} does not add up to its size of {size} bytes"
+            )
+        elements.append((flag, body[start:end], bytes(body[properties_start:next_position])))
+        position = next_position
+    return elements
+
+
+def split_inner_batch(record: RecordView) -> list[RecordView]:
+    """The messages of a record that holds a whole batch; any other record is its own only message."""
+    if record.sys_flag & INNER_BATCH_MASK != INNER_BATCH_MASK:
+        return [record]
+    elements = split_batch(decompress(record.body, record.sys_flag))
+    topic = record.topic.encode()
+    return [
+        RecordView(
+            encode_record(
+                topic=topic,
+                queue_id=record.queue_id,
+                flag=flag,
+                queue_offset=record.queue_offset + index,
+                physical_offset=record.physical_offset,
+                # Each element stands alone from here on: neither compressed nor a batch again.
+                sys_flag=record.sys_flag & ~(COMPRESSED | INNER_BATCH_MASK),
+                born_ms=record.born_ms,
+                born_host=record.born_host,
+                store_ms=record.store_ms,
+                store_host=record.store_host,
+                reconsume_times=record.reconsume_times,
+                prepared_offset=record.prepared_offset,
+                body=body,
+                properties=properties,
+            )
+        )
+        for index, (flag, body, properties) in enumerate(elements)
+    ]

@@ -1,0 +1,1 @@
+"""Where the pure cores meet sockets, threads and the clock."""

@@ -1,0 +1,178 @@
+"""A broker that runs: the pure core between a server, a disk, the clock and its name servers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.broker.broker import Broker
+from penstock.broker.settings import BrokerSettings
+from penstock.message.ids import pack_host
+from penstock.runtime.clock import now_ms
+from penstock.runtime.registration import Registrar
+from penstock.runtime.worker import Worker
+from penstock.store.commit_log import Flush
+from penstock.store.disk import RealDisk
+from penstock.store.store import Store
+from penstock.transport.server import Server
+from penstock.transport.tls import TlsSettings
+from penstock.wire.command import Command
+from penstock.wire.peer import Peer
+
+log = logging.getLogger("penstock.runtime")
+
+TICK_SECONDS = 0.02
+"""How late a timer of the broker can be: delays, long polls, expiry."""
+
+
+class BrokerRuntime:
+    """Implements transport.Service for one broker. `open`, `start` and `stop` once each, on one loop."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        data: Path,
+        *,
+        host: str = "127.0.0.1",
+        registrar: Registrar,
+        tls: TlsSettings | None = None,
+    ) -> None:
+        self.settings = settings
+        self.data = data
+        self._registrar = registrar
+        self._server = Server(self, host=host, port=settings.listen_port, tls=tls)
+        self._sync = settings.flush_disk_type == "SYNC_FLUSH"
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def address(self) -> str:
+        """Where clients reach the broker."""
+        return f"{self.settings.broker_ip1}:{self.settings.listen_port}"
+
+    async def open(self) -> None:
+        """Takes the port and the directory. Raises OSError and StoreError; then nothing is held."""
+        self._server.bind()
+        try:
+            self.settings.listen_port = self._server.address[1]
+            self.settings.store_path_root_dir = str(self.data)
+            delays_ms = self.settings.delay_levels_ms()
+            self.store = Store.open(
+                RealDisk(self.data),
+                self.settings.store_settings(),
+                store_host=pack_host(self.settings.broker_ip1, self.settings.listen_port),
+                delay_level_ms=lambda level: delays_ms[min(level, len(delays_ms)) - 1],
+                now_ms=now_ms(),
+            )
+        except BaseException:
+            self._server.unbind()
+            raise
+        self._loop = asyncio.get_running_loop()
+        self._writer = Worker("penstock-flush")
+        self._upkeep = Worker("penstock-upkeep")
+        self.broker = Broker(
+            self.settings,
+            self.store,
+            now_ms=now_ms(),
+            random=random.Random(),
+            run_job=self._upkeep.submit,
+        )
+
+    async def start(self) -> None:
+        """Serves what `open` opened."""
+        await self._server.start()
+        await self._registrar.start(self.broker, self.address)
+        self._tick()
+
+    async def abandon(self) -> None:
+        """Gives back what `open` took, when nothing was served."""
+        self._server.unbind()
+        await self._close()
+
+    async def stop(self) -> None:
+        """Leaves the name servers, answers what was asked, and closes the store cleanly."""
+        await self._registrar.stop()
+        await self._server.close()
+        await self._close()
+
+    async def _close(self) -> None:
+        await self._finish_flushes()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._upkeep.close()
+        self._writer.close()
+        self.broker.close(now_ms())
+        self.store.close(now_ms())
+
+    async def _finish_flushes(self) -> None:
+        """Waits until all that was appended is durable or has failed."""
+        self._flush()
+        # polled: at the end of a life, an event would be more machinery than it is worth
+        while self.store.flushing:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    async def kill(self) -> None:
+        """Ends as if the process had been killed: nothing more is written. For tests."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._registrar.drop()
+        await self._server.close(drain_ms=0)
+        self._upkeep.close()
+        self._writer.close()
+        self.store.disk.unlock()
+
+    # ---- transport.Service --------------------------------------------------------------------------
+
+    def connected(self, peer: Peer) -> None:
+        self.broker.connected(peer, now_ms())
+
+    def disconnected(self, peer: Peer) -> None:
+        self.broker.disconnected(peer, now_ms())
+
+    def handle(self, peer: Peer, command: Command) -> None:
+        self.broker.handle(peer, command, now_ms())
+
+    def batch_end(self) -> None:
+        self._flush()
+        self._registrar.changed()
+
+    # ---- group commit -------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """While one group is on its way to the disk the next one gathers."""
+        flush = self.store.take_flush()
+        if flush is None:
+            return
+        if self._sync:
+            self._writer.submit(flush.run, functools.partial(self._flushed, flush))
+            return
+        error = None
+        try:
+            flush.write()
+        except OSError as problem:
+            error = problem
+        self._flushed(flush, error)
+
+    def _flushed(self, flush: Flush, error: OSError | None) -> None:
+        arrivals = self.store.flushed(flush, error)
+        if error is not None:
+            log.error("the disk refused a write: %s", error)
+            self.broker.flush_failed(error, now_ms())
+            return
+        self.broker.durable(arrivals, now_ms())
+        self._flush()
+
+    # ---- time ---------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        now = now_ms()
+        self.broker.tick(now)
+        jobs: list[Callable[[], None]] = self.store.tick(now)
+        for job in jobs:
+            self._upkeep.submit(job)
+        self._flush()
+        self._registrar.changed()

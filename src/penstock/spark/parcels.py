@@ -1,0 +1,144 @@
+"""Arrow batches cut into sends: which queue each row goes to, and which rows travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no type information
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # as above
+
+from penstock.errors import InvalidArgument
+from penstock.message.hashing import java_hash
+from penstock.message.properties import Key
+from penstock.message.queue import MessageQueue
+from penstock.spark.outgoing import (
+    Columns,
+    batch_elements,
+    check_bodies,
+    is_delayed,
+    property_texts,
+    unique_keys,
+)
+from penstock.spark.property_columns import binary_parts
+from penstock.spark.write_options import WriteOptions
+
+Ints = npt.NDArray[np.int64]
+ANY_QUEUE = -1
+
+
+class Parcel(NamedTuple):
+    """One send request."""
+
+    topic: str
+    queue: MessageQueue | None
+    """None: whichever queue is next, and another one if that fails."""
+    batch: bool
+    flag: int
+    properties: str
+    body: bytes
+    messages: int
+
+
+class Packer:
+    """Makes the parcels of one task. The parcels of a queue are in the order of their rows."""
+
+    def __init__(
+        self, options: WriteOptions, key_prefix: str, queues_of: Callable[[str], Sequence[MessageQueue]]
+    ) -> None:
+        self._options = options
+        self._key_prefix = key_prefix
+        self._queues_of = queues_of
+        self.rows = 0
+
+    def pack(self, batch: pa.RecordBatch) -> list[list[Parcel]]:
+        """Parcels by lane: those of a lane go out one after the other, the lanes side by side."""
+        names = zip(self._options.columns, batch.columns, strict=True)
+        columns = {name: column for name, column in names if name}
+        columns["body"] = columns["body"].cast(pa.binary())
+        check_bodies(columns["body"], self.rows)
+        columns["uniqueKey"] = unique_keys(self._key_prefix, self.rows, batch.num_rows)
+        lanes: list[list[Parcel]] = []
+        for topic, rows in self._by_topic(columns, batch.num_rows):
+            queues = self._queues_of(topic)
+            part = columns if rows is None else {name: column.take(rows) for name, column in columns.items()}
+            choice = self._choose(part, queues)
+            for number in np.unique(choice).tolist():
+                mine = np.flatnonzero(choice == number)
+                same = len(mine) == len(choice)
+                lane = part if same else {name: column.take(pa.array(mine)) for name, column in part.items()}
+                queue = None if number == ANY_QUEUE else queues[number]
+                parcels = list(self._parcels(topic, queue, lane))
+                lanes += [[parcel] for parcel in parcels] if queue is None else [parcels]
+        self.rows += batch.num_rows
+        return lanes
+
+    def _by_topic(self, columns: Columns, count: int) -> Iterator[tuple[str, pa.Array | None]]:
+        if self._options.topic is not None:
+            yield self._options.topic, None
+            return
+        topics = columns["topic"]
+        if topics.null_count:
+            row = topics.is_null().index(True).as_py()
+            raise InvalidArgument(f"row {self.rows + row} of this partition has no topic")
+        codes = topics.dictionary_encode()
+        numbers = codes.indices.to_numpy()
+        for code, topic in enumerate(codes.dictionary.to_pylist()):
+            rows = np.flatnonzero(numbers == code)
+            yield topic, None if len(rows) == count else pa.array(rows)
+
+    def _choose(self, columns: Columns, queues: Sequence[MessageQueue]) -> Ints:
+        """For each row the number of its queue."""
+        selector = self._options.selector
+        choice = np.full(len(columns["body"]), ANY_QUEUE, np.int64)
+        if selector == "hash":
+            codes = columns["shardingKey"].dictionary_encode()
+            # As other clients place the same key, so that an order holds across all of them.
+            numbers = [abs(java_hash(key)) % len(queues) for key in codes.dictionary.to_pylist()]
+            table = np.array([*numbers, ANY_QUEUE], np.int64)
+            choice = table[pc.fill_null(codes.indices, len(numbers)).to_numpy()]
+        elif selector == "column":
+            ids = columns["queueId"].to_pylist()
+            brokers = columns["brokerName"].to_pylist() if "brokerName" in columns else [None] * len(ids)
+            wanted = {pair: _find_queue(queues, *pair) for pair in set(zip(brokers, ids, strict=True))}
+            choice = np.array([wanted[pair] for pair in zip(brokers, ids, strict=True)], np.int64)
+        return choice
+
+    def _parcels(self, topic: str, queue: MessageQueue | None, columns: Columns) -> Iterator[Parcel]:
+        count = len(columns["body"])
+        keys = columns["uniqueKey"]
+        flags = np.zeros(count, np.int32)
+        if "flag" in columns:
+            flags = pc.fill_null(columns["flag"], 0).to_numpy()
+        properties = property_texts(columns, keys)
+        elements = batch_elements(columns["body"], flags, properties)
+        data, bounds = binary_parts(elements)
+        alone = is_delayed(columns) | (np.diff(bounds) > self._options.batch_bytes)
+        stops = np.append(np.flatnonzero(alone), count)
+        row = 0
+        while row < count:
+            if alone[row]:
+                text = properties[row].as_py().decode()
+                body = columns["body"][row].as_py()
+                yield Parcel(topic, queue, False, int(flags[row]), text, body, 1)
+                row += 1
+                continue
+            full = int(np.searchsorted(bounds, bounds[row] + self._options.batch_bytes, "right")) - 1
+            stop = int(stops[np.searchsorted(stops, row)])
+            end = min(full, stop, row + self._options.batch_messages)
+            # A batch has an id of its own besides those of its messages.
+            text = f"{Key.UNIQ_KEY}\x01{keys[row].as_py().decode()}\x02{Key.WAIT}\x01true\x02"
+            yield Parcel(topic, queue, True, 0, text, data[bounds[row] : bounds[end]].tobytes(), end - row)
+            row = end
+
+
+def _find_queue(queues: Sequence[MessageQueue], broker_name: str | None, queue_id: int | None) -> int:
+    if queue_id is None:
+        return ANY_QUEUE
+    for number, queue in enumerate(queues):
+        if queue.queue_id == queue_id and broker_name in (None, queue.broker_name):
+            return number
+    place = f"queue {queue_id}" + (f" on broker {broker_name}" if broker_name else "")
+    raise InvalidArgument(f"column queueId: topic {queues[0].topic} has no writable {place}")

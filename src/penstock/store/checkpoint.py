@@ -1,0 +1,75 @@
+"""The checkpoint: up to where everything derived from the log is on disk, so that recovery can start there.
+
+Apache's part is three store times. Times are coarse and Apache knows nothing of our background writing, so
+behind its fields, in bytes it never reads, we keep an exact log position. That position counts only while
+Apache's fields are still those we wrote with it: another broker that has worked here since changes them, and
+then its times are the truth.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from penstock.store.disk import Disk
+
+PATH: Final = "checkpoint"
+SIZE: Final = 4096
+_TIMES: Final = struct.Struct(">qqq")
+_OWN_AT: Final = 2048
+_OWN: Final = struct.Struct(">8sqqqq")
+_OWN_MAGIC: Final = b"PNSTKC01"
+_CRC: Final = struct.Struct(">I")
+_SLACK_MS: Final = 3000
+"""Protocol: how far behind its times a checkpoint is taken to be."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    log_ms: int = 0
+    """Store time of the newest record known to be on the medium."""
+    queue_ms: int = 0
+    """The same for consume-queue entries."""
+    index_ms: int = 0
+    """End time of the newest full index file."""
+    position: int | None = None
+    """Records below it are on the medium, and what is derived from them. None if a stranger wrote last."""
+
+    @property
+    def min_ms(self) -> int:
+        return max(0, min(self.log_ms, self.queue_ms) - _SLACK_MS)
+
+
+def load_checkpoint(disk: Disk) -> Checkpoint:
+    if not disk.exists(PATH):
+        return Checkpoint()
+    data = disk.read_bytes(PATH)
+    if len(data) < _TIMES.size:
+        return Checkpoint()
+    times = _TIMES.unpack_from(data)
+    position = None
+    own = data[_OWN_AT : _OWN_AT + _OWN.size]
+    if len(data) >= _OWN_AT + _OWN.size + _CRC.size:
+        (crc,) = _CRC.unpack_from(data, _OWN_AT + _OWN.size)
+        magic, found, *seen_times = _OWN.unpack(own)
+        if magic == _OWN_MAGIC and crc == crc32(own) and tuple(seen_times) == times:
+            position = found
+    log_ms, queue_ms, index_ms = times
+    return Checkpoint(log_ms, queue_ms, index_ms, position)
+
+
+def save_checkpoint(disk: Disk, checkpoint: Checkpoint) -> None:
+    times = (checkpoint.log_ms, checkpoint.queue_ms, checkpoint.index_ms)
+    own = _OWN.pack(_OWN_MAGIC, checkpoint.position or 0, *times)
+    created = not disk.exists(PATH)
+    file = disk.open(PATH, size=SIZE, create=True)
+    try:
+        file.write(0, _TIMES.pack(*times))
+        file.write(_OWN_AT, own + _CRC.pack(crc32(own)))
+        file.sync()
+    finally:
+        file.close()
+    if created:
+        disk.sync_dir("")

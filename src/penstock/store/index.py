@@ -1,0 +1,210 @@
+"""The key index: which records a key of a topic may lead to, in files that are hash tables on disk.
+
+New entries gather in memory and are committed to their file in three steps, each on the medium before the
+next: entries, slots, header. The header's count is what makes entries exist, so after a crash `roll_back`
+can undo a commit that did not finish, and the index misses nothing that the log position in the checkpoint
+covers.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from penstock.store.disk import Buffer, Disk, File
+
+DIRECTORY: Final = "index"
+HEADER: Final = struct.Struct(">qqqqii")
+"""First and last store time, first and last position, slots in use, next free entry number."""
+ENTRY: Final = struct.Struct(">iqii")
+"""Key hash, position of the record, seconds since the first store time, previous entry of the slot."""
+SLOT: Final = struct.Struct(">i")
+_ZERO_ENTRY: Final = bytes(ENTRY.size)
+_SECOND_MS: Final = 1000
+_MAX_DIFF: Final = 0x7FFF_FFFF
+
+
+def index_file_size(slots: int, capacity: int) -> int:
+    return HEADER.size + slots * SLOT.size + capacity * ENTRY.size
+
+
+class IndexCommit:
+    """New content of a file on its way to the disk; may run in a worker thread."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        size: int,
+        entries: tuple[int, bytes],
+        slots: dict[int, int],
+        header: bytes,
+    ) -> None:
+        self._disk = disk
+        self._path = path
+        self._size = size
+        self._entries = entries
+        self._header = header
+        self.slots = slots
+        self.count: int = HEADER.unpack(header)[-1]
+
+    def run(self) -> None:
+        created = not self._disk.exists(self._path)
+        if created:
+            self._disk.make_dirs(DIRECTORY)
+        file = self._disk.open(self._path, size=self._size, create=True)
+        try:
+            if created:
+                file.sync()
+                self._disk.sync_dir(DIRECTORY)
+            file.write(*self._entries)
+            file.sync()
+            for slot, number in self.slots.items():
+                file.write(HEADER.size + slot * SLOT.size, SLOT.pack(number))
+            file.sync()
+            file.write(0, self._header)
+            file.sync()
+        finally:
+            file.close()
+
+
+class IndexFile:
+    """One file: committed content on disk, newer content in memory."""
+
+    def __init__(self, disk: Disk, path: str, slots: int, capacity: int) -> None:
+        self._disk = disk
+        self.path = path
+        self._slots = slots
+        self._capacity = capacity
+        self._entries_at = HEADER.size + slots * SLOT.size
+        self._file: File | None = None
+        self.begin_ms = self.end_ms = self.begin_offset = self.end_offset = 0
+        self.slot_count = 0
+        self.count = 1
+        """Next free entry number; number 0 means "none"."""
+        self.committed = 1
+        self._new_slots: dict[int, int] = {}
+        self._new_entries = bytearray()
+        """Entries from number `committed` on."""
+
+    def load(self) -> None:
+        """Take over what a file holds."""
+        self._file = self._disk.open(self.path)
+        fields = HEADER.unpack(self._file.read(0, HEADER.size))
+        self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slot_count, count = fields
+        self.count = self.committed = max(1, min(count, self._capacity))
+
+    @property
+    def full(self) -> bool:
+        return self.count >= self._capacity
+
+    @property
+    def uncommitted(self) -> int:
+        return self.count - self.committed
+
+    def insert(self, key_hash: int, physical_offset: int, store_ms: int) -> None:
+        slot = key_hash % self._slots
+        previous = self._new_slots.get(slot)
+        if previous is None:
+            previous = self._read_slot(slot)
+            if not 0 < previous < self.count:
+                previous = 0
+                self.slot_count += 1
+        count = self.count
+        if count <= 1:
+            self.begin_offset, self.begin_ms = physical_offset, store_ms
+        seconds = (store_ms - self.begin_ms) // _SECOND_MS
+        seconds = min(seconds, _MAX_DIFF) if seconds > 0 and self.begin_ms > 0 else 0
+        self._new_entries += ENTRY.pack(key_hash, physical_offset, seconds, previous)
+        self._new_slots[slot] = count
+        self.count = count + 1
+        self.end_offset, self.end_ms = physical_offset, store_ms
+
+    def find(self, key_hash: int, limit: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Positions of the newest records under a hash within a span of store times."""
+        found: list[int] = []
+        slot = key_hash % self._slots
+        number = self._new_slots.get(slot) or self._read_slot(slot)
+        while 0 < number < self.count and len(found) < limit:
+            entry_hash, offset, seconds, previous = ENTRY.unpack(self._read_entry(number))
+            if seconds < 0:
+                break
+            stored_ms = self.begin_ms + seconds * _SECOND_MS
+            # Seconds are rounded down, so the record may be up to a second newer than its entry says.
+            if stored_ms + _SECOND_MS <= begin_ms:
+                break
+            if entry_hash == key_hash and stored_ms <= end_ms:
+                found.append(offset)
+            if previous == number:
+                break
+            number = previous
+        return found
+
+    def _read_slot(self, slot: int) -> int:
+        file = self._open()
+        if file is None:
+            return 0
+        number: int = SLOT.unpack(file.read(HEADER.size + slot * SLOT.size, SLOT.size))[0]
+        return number
+
+    def _read_entry(self, number: int) -> Buffer:
+        if number >= self.committed:
+            at = (number - self.committed) * ENTRY.size
+            return self._new_entries[at : at + ENTRY.size]
+        file = self._open()
+        assert file is not None
+        return file.read(self._entry_at(number), ENTRY.size)
+
+    def _entry_at(self, number: int) -> int:
+        return self._entries_at + number * ENTRY.size
+
+    def _open(self) -> File | None:
+        if self._file is None and self.committed > 1:
+            self._file = self._disk.open(self.path)
+        return self._file
+
+    # ---- to disk --------------------------------------------------------------------------------
+
+    def commit(self) -> IndexCommit:
+        fields = (self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slot_count, self.count)
+        return IndexCommit(
+            self._disk,
+            self.path,
+            index_file_size(self._slots, self._capacity),
+            (self._entry_at(self.committed), bytes(self._new_entries)),
+            dict(self._new_slots),
+            HEADER.pack(*fields),
+        )
+
+    def was_committed(self, commit: IndexCommit) -> None:
+        del self._new_entries[: (commit.count - self.committed) * ENTRY.size]
+        self.committed = commit.count
+        for slot, number in commit.slots.items():
+            if self._new_slots.get(slot) == number:
+                del self._new_slots[slot]
+
+    def roll_back(self) -> None:
+        """Undo what a commit that did not finish left behind: slots that lead to entries that do not exist.
+
+        Entries were on the medium before any slot led to them, so each still knows its slot's value before.
+        """
+        file = self._open()
+        if file is None:
+            return
+        leftover = []
+        for number in range(self.committed, self._capacity):
+            entry = bytes(file.read(self._entry_at(number), ENTRY.size))
+            if entry == _ZERO_ENTRY:
+                break
+            leftover.append((number, entry))
+        for number, entry in reversed(leftover):
+            key_hash, _, _, previous = ENTRY.unpack(entry)
+            slot = key_hash % self._slots
+            if self._read_slot(slot) == number:
+                file.write(HEADER.size + slot * SLOT.size, SLOT.pack(previous))
+        file.sync()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,168 @@
+"""All index files together: records that wait to be indexed, the file that grows, queries over all files."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Final
+
+from penstock.errors import StoreDamaged
+from penstock.message.hashing import extend_hash, java_hash, slot_hash
+from penstock.store.disk import Disk
+from penstock.store.dispatch import keys_of
+from penstock.store.index import DIRECTORY, IndexFile, index_file_size
+from penstock.store.results import Arrival
+from penstock.store.settings import StoreSettings
+
+BACKLOG_RECORDS: Final = 20_000
+"""Records that may wait to be indexed; past this whoever adds one pays for it, so memory stays bounded."""
+COMMIT_ENTRIES: Final = 50_000
+"""Entries kept in memory before they are committed to their file."""
+_PREFIXES: Final = 10_000
+"""Hashes of `topic#` remembered."""
+
+
+class KeyIndex:
+    def __init__(self, disk: Disk, settings: StoreSettings) -> None:
+        self._disk = disk
+        self._slots = settings.index_slots
+        self._capacity = settings.index_entries
+        self.enabled = settings.index_enabled
+        self.files: list[IndexFile] = []
+        """Oldest first. Only the last one grows; full ones before it may still wait for their commit."""
+        self._backlog: deque[Arrival] = deque()
+        self._prefixes: dict[str, int] = {}
+
+    def check(self) -> list[str]:
+        """Names of the index files, all of the right size. Changes nothing."""
+        names = [name for name in self._disk.list_dir(DIRECTORY) if name.isdecimal()]
+        wanted = index_file_size(self._slots, self._capacity)
+        for name in names:
+            size = self._disk.file_size(f"{DIRECTORY}/{name}")
+            if size not in (0, wanted):
+                raise StoreDamaged(
+                    f"{self._disk.name}/{DIRECTORY}/{name} has {size} bytes where {wanted} are expected: set "
+                    "index_slots and index_entries to what the directory was written with, or delete the "
+                    "directory index (key queries then miss older messages)"
+                )
+        return names
+
+    def load(self, names: list[str]) -> None:
+        for name in names:
+            if self._disk.file_size(f"{DIRECTORY}/{name}") == 0:
+                self._disk.remove(f"{DIRECTORY}/{name}")
+            else:
+                file = self._new_file(name)
+                file.load()
+                self.files.append(file)
+
+    def discard_after(self, time_ms: int) -> None:
+        """Throw away files with entries newer than this: a stranger's crash may have left them torn."""
+        for file in [file for file in self.files if file.end_ms > time_ms]:
+            self.forget(file)
+            self._disk.remove(file.path)
+
+    def discard_from(self, position: int) -> None:
+        """Throw away files that know records at or behind this position: the log does not have them."""
+        for file in [file for file in self.files if file.count > 1 and file.end_offset >= position]:
+            self.forget(file)
+            self._disk.remove(file.path)
+
+    def roll_back(self) -> None:
+        """Undo commits of ours that a crash cut short."""
+        for file in self.files:
+            if not file.full:
+                file.roll_back()
+
+    def forget(self, file: IndexFile) -> None:
+        self.files.remove(file)
+        file.close()
+
+    # ---- adding ---------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> Arrival | None:
+        """The first record that is not in yet; None if all are."""
+        return self._backlog[0] if self._backlog else None
+
+    @property
+    def full_ms(self) -> int:
+        """End time of the newest full file that is on disk as a whole."""
+        return max((file.end_ms for file in self.files if file.full and not file.uncommitted), default=0)
+
+    def add(self, arrivals: list[Arrival]) -> None:
+        """Records that became durable, in the order of the log."""
+        if self.enabled:
+            self._backlog += arrivals
+            if len(self._backlog) > BACKLOG_RECORDS:
+                self.catch_up(len(self._backlog) - BACKLOG_RECORDS)
+
+    def catch_up(self, limit: int | None = None) -> None:
+        """Index the records that wait, at most this many."""
+        backlog = self._backlog
+        for _ in range(len(backlog) if limit is None else min(limit, len(backlog))):
+            arrival = backlog.popleft()
+            keys = arrival.keys
+            if keys:
+                found = keys_of(keys) if isinstance(keys, bytes) else keys
+                self.insert(arrival.topic, found, arrival.physical_offset, arrival.store_ms)
+
+    def insert(
+        self, topic: str, keys: tuple[str, ...] | list[str], physical_offset: int, store_ms: int
+    ) -> None:
+        prefix = self._prefix(topic)
+        for key in keys:
+            file = self._growing(store_ms)
+            if physical_offset < file.end_offset:
+                return  # recovery goes over records that are in already
+            file.insert(slot_hash(extend_hash(prefix, key)), physical_offset, store_ms)
+
+    def _prefix(self, topic: str) -> int:
+        prefix = self._prefixes.get(topic)
+        if prefix is None:
+            if len(self._prefixes) >= _PREFIXES:
+                self._prefixes.clear()
+            prefix = self._prefixes[topic] = java_hash(topic + "#")
+        return prefix
+
+    def _growing(self, store_ms: int) -> IndexFile:
+        last = self.files[-1] if self.files else None
+        if last is not None and not last.full:
+            return last
+        moment = time.localtime(store_ms // 1000)
+        name = int(f"{time.strftime('%Y%m%d%H%M%S', moment)}{store_ms % 1000:03d}")
+        if last is not None:
+            name = max(name, int(last.path.rpartition("/")[2]) + 1)
+        file = self._new_file(f"{name:017d}")
+        if last is not None:
+            file.begin_ms = file.end_ms = last.end_ms
+            file.begin_offset = file.end_offset = last.end_offset
+        self.files.append(file)
+        return file
+
+    def _new_file(self, name: str) -> IndexFile:
+        return IndexFile(self._disk, f"{DIRECTORY}/{name}", self._slots, self._capacity)
+
+    # ---- asking ---------------------------------------------------------------------------------
+
+    def find(self, topic: str, key: str, limit: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Positions, ascending, of records that may carry the key: hashes are compared, not keys."""
+        self.catch_up()
+        key_hash = slot_hash(extend_hash(self._prefix(topic), key))
+        found: list[int] = []
+        for file in reversed(self.files):
+            if file.count > 1 and file.begin_ms <= end_ms and file.end_ms >= begin_ms:
+                found += file.find(key_hash, limit - len(found), begin_ms, end_ms)
+            if file.begin_ms < begin_ms or len(found) >= limit:
+                break
+        return sorted(set(found))
+
+    # ---- to disk --------------------------------------------------------------------------------
+
+    def to_commit(self, least: int = 1) -> list[IndexFile]:
+        """Files with at least so many entries that are in memory only; full ones always, oldest first."""
+        return [file for file in self.files if file.uncommitted >= (1 if file.full else least)]
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()

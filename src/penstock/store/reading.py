@@ -1,0 +1,134 @@
+"""Reading a queue: which records an offset leads to, and where to go when it leads nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from struct import Struct
+from typing import Final
+
+from penstock.limits import PULL_MAX_MESSAGES, PULL_SCAN_ENTRIES
+from penstock.message.record import RecordView, check_record
+from penstock.store.commit_log import CommitLog
+from penstock.store.consume_queue import ENTRY, ConsumeQueue
+from penstock.store.results import GetResult, GetStatus
+
+_START: Final = Struct(">i")
+
+
+@cache
+def _entries_struct(count: int) -> Struct:
+    return Struct(">" + "qiq" * count)
+
+
+def get_messages(
+    log: CommitLog,
+    queue: ConsumeQueue | None,
+    offset: int,
+    max_messages: int,
+    matches: Callable[[int], bool] | None,
+    record_filter: Callable[[RecordView], bool] | None,
+    max_bytes: int,
+    correct_offsets: bool,
+) -> GetResult:
+    """Records from an offset on, or why there are none and which offset to ask for next.
+
+    A slave leaves wrong offsets as they are (`correct_offsets` false): its queues may lag.
+    """
+    if queue is None:
+        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0 if correct_offsets else offset, 0, 0, [], 0, 0)
+    low, high = queue.min_offset, queue.max_offset
+    if not low <= offset < high:
+        status, target = _outside(offset, low, high)
+        return GetResult(status, target if correct_offsets else offset, low, high, [], 0, 0)
+    per_file = queue.per_file
+    file_end = offset - offset % per_file + per_file
+    available = min(high, file_end) - offset
+    wanted = max(1, min(max_messages, PULL_MAX_MESSAGES))
+    if matches is None and record_filter is None:
+        count = min(available, wanted)
+        data = queue.read(offset, count)
+        if data is not None:
+            part = _one_stretch(log, data, count, max_bytes)
+            if part is not None:
+                return GetResult(GetStatus.FOUND, offset + count, low, high, [part], count, len(part))
+    data = queue.read(offset, min(available, max(PULL_SCAN_ENTRIES, max_messages)))
+    if data is None:
+        target = file_end if correct_offsets else offset
+        return GetResult(GetStatus.OFFSET_FOUND_NULL, target, low, high, [], 0, 0)
+    return _collect(log, queue, data, offset, wanted, matches, record_filter, max_bytes)
+
+
+def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
+    if high == 0:
+        return GetStatus.NO_MESSAGE_IN_QUEUE, 0
+    if offset < low:
+        return GetStatus.OFFSET_TOO_SMALL, low
+    if offset == high:
+        return GetStatus.OFFSET_OVERFLOW_ONE, offset
+    return GetStatus.OFFSET_OVERFLOW_BADLY, high
+
+
+def _one_stretch(
+    log: CommitLog, data: bytes | bytearray | memoryview, count: int, max_bytes: int
+) -> bytes | memoryview | None:
+    """The records of all entries, if they lie side by side in the log and fit one answer."""
+    fields = _entries_struct(count).unpack(data)
+    start = fields[0]
+    size = sum(fields[1::3])
+    if fields[-3] + fields[-2] - start != size or (size > max_bytes and count > 1):
+        return None
+    return log.read(start, size)
+
+
+def _collect(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    data: bytes | bytearray | memoryview,
+    offset: int,
+    wanted: int,
+    matches: Callable[[int], bool] | None,
+    record_filter: Callable[[RecordView], bool] | None,
+    max_bytes: int,
+) -> GetResult:
+    status = GetStatus.NO_MATCHED_MESSAGE
+    stretches: list[tuple[int, int]] = []
+    """Start and end of what goes out, neighbours merged."""
+    count = total = skip_until = start = end = 0
+    readable = range(log.min_offset, log.durable + 1)
+    for position, size, tag_code in ENTRY.iter_unpack(data):
+        if count and (count >= wanted or total + size > max_bytes):
+            break
+        offset += 1
+        if position < skip_until or (matches is not None and not matches(tag_code)):
+            continue
+        if position not in readable or position + size not in readable:
+            if not count:
+                status = GetStatus.MESSAGE_WAS_REMOVING
+            skip_until = log.next_segment(position)
+            continue
+        if record_filter is not None and not record_filter(RecordView(log.read_raw(position, size))):
+            continue
+        count += 1
+        total += size
+        if position != end:
+            if count > 1:
+                stretches.append((start, end))
+            start = position
+        end = position + size
+    if not count:
+        return GetResult(status, offset, queue.min_offset, queue.max_offset, [], 0, 0)
+    stretches.append((start, end))
+    parts = [log.read_raw(start, end - start) for start, end in stretches]
+    return GetResult(GetStatus.FOUND, offset, queue.min_offset, queue.max_offset, parts, count, total)
+
+
+def read_record(log: CommitLog, position: int) -> bytes | memoryview | None:
+    """The record that starts at a position; None if none does."""
+    head = log.read(position, _START.size)
+    if head is None:
+        return None
+    record = log.read(position, max(0, _START.unpack(head)[0]))
+    if not record or check_record(record, 0, len(record), crc=False) <= 0:
+        return None
+    return record if RecordView(record).physical_offset == position else None

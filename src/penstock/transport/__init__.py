@@ -1,0 +1,1 @@
+"""Sockets, TLS, timeouts and request/response matching: the only room that touches the network."""

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.message.hashing import extend_hash, java_hash, key_hash, slot_hash
+
+
+def test_texts_hash_as_in_java(table):
+    for row in table("hashes")["strings"]:
+        assert java_hash(row["text"]) == row["hashCode"], row
+
+
+def test_index_keys_hash_as_in_java(table):
+    for row in table("hashes")["indexKeys"]:
+        assert key_hash(row["key"]) == row["indexKeyHash"], row
+
+
+def test_index_hash_is_never_negative():
+    assert java_hash("polygenelubricants") == -(2**31)
+    assert slot_hash(-(2**31)) == 0
+    assert slot_hash(-5) == 5
+    assert slot_hash(2**31 - 1) == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "TopicTest#k1", "名前😀", "a" * 512, "a" * 513, "é" * 6000, "z" * 9000]
+)
+@pytest.mark.parametrize("prefix", ["", "orders#", "名#"])
+def test_a_hash_can_be_built_on_that_of_a_prefix(prefix, text):
+    assert extend_hash(java_hash(prefix), text) == java_hash(prefix + text)
+
+
+def test_lone_surrogates_hash_as_one_unit():
+    assert java_hash("\ud83d") == 0xD83D

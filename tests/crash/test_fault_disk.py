@@ -16,7 +16,7 @@ from penstock.testing.fault_disk import Crash, FaultDisk
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 SETTINGS = {
-    "commit_log_file_size": 4096,
+    "commit_log_file_size": 6144,
     "consume_queue_file_entries": 10,
     "index_slots": 17,
     "index_entries": 60,

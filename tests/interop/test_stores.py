@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import apache
 import pytest
 
 pytestmark = pytest.mark.interop
+_readers = itertools.count()
 SIZES = {
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 20_000,
@@ -61,7 +63,8 @@ def fill(java: apache.JavaClient, ns: str) -> None:
 
 def everything(java: apache.JavaClient, ns: str, broker: str, broker_name: str) -> dict[str, Any]:
     """All that can be read back: each message, by key, by time, queue offsets and group offsets."""
-    java.call("pullStart", id="all", nameServer=ns, topic="Store", group="Reader", assign=True)
+    group = f"Reader{next(_readers)}"  # a new one: it starts at the beginning
+    java.call("pullStart", id="all", nameServer=ns, topic="Store", group=group, assign=True)
     messages = java.call("poll", id="all", count=2052, timeoutMs=60_000)
     java.call("pullStop", id="all")
     for message in messages:

@@ -1,8 +1,11 @@
-"""One Spark session for all tests here: starting one takes ten seconds and half a gigabyte."""
+"""One Spark session and one broker for all tests here: a session takes ten seconds and half a gigabyte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,16 +18,100 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "scenario(*numbers): numbered scenarios of the Spark integration")
 
 
-@pytest.fixture
-def pull_options() -> Callable[..., Any]:
-    """PullOptions as the source makes them, from the options a user would give."""
-    from penstock.spark.options import read_options
+class Topics:
+    """Topics with messages at known places, on whichever cluster the tests run against."""
 
-    def make(**options: str) -> Any:
-        given = {"nameServer": "127.0.0.1:9876", "subscribe": "orders"} | options
-        return read_options(given).pull
+    def __init__(self, name_server: str) -> None:
+        from penstock.spark.brokers import brokers
 
-    return make
+        self.name_server = name_server
+        self.brokers = brokers(name_server)
+        self._numbers = itertools.count(1)
+        self._prefix = f"spark-{os.getpid()}-{time.time_ns() // 1_000_000}"
+
+    def options(self, topic: str, **more: str) -> dict[str, str]:
+        return {"nameServer": self.name_server, "subscribe": topic} | more
+
+    def addresses(self) -> dict[str, str]:
+        cluster = self.brokers.run(self.brokers.api.cluster_info())
+        return {name: data.broker_addrs[0] for name, data in cluster.broker_addr_table.items()}
+
+    def new(self, queues: int = 3) -> str:
+        topic = f"{self._prefix}-{next(self._numbers)}"
+        self.set_queues(topic, queues)
+        return topic
+
+    def set_queues(self, topic: str, queues: int) -> None:
+        from penstock.wire.codes import RequestCode
+        from penstock.wire.headers import UpdateAndCreateTopicHeader
+
+        header = UpdateAndCreateTopicHeader(
+            topic=topic,
+            default_topic="TBW102",
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=6,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+        )
+        request = self.brokers.api.remoting.request
+        for address in self.addresses().values():
+            answer = self.brokers.run(request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header))
+            assert answer.code == 0, answer.remark
+        deadline = time.monotonic() + 10
+        while True:
+            route = self.brokers.run(self.brokers.api.topic_route(topic))
+            if route is not None and route.queue_datas[0].read_queue_nums == queues:
+                return
+            assert time.monotonic() < deadline, "the name server does not know the topic"
+            time.sleep(0.05)
+
+    def send(self, topic: str, queue_id: int, bodies: Sequence[bytes], properties: bytes = b"") -> None:
+        """Messages in this order, at the end of this queue."""
+        from penstock.message.batch import encode_batch
+        from penstock.wire.codes import RequestCode
+        from penstock.wire.headers import SendHeaderV2
+
+        header = SendHeaderV2(
+            producer_group="tests",
+            topic=topic,
+            default_topic="TBW102",
+            default_topic_queue_nums=4,
+            queue_id=queue_id,
+            sys_flag=0,
+            born_timestamp=time.time_ns() // 1_000_000,
+            flag=0,
+            properties="WAIT\x01true\x02",
+            batch=True,
+        )
+        address = next(iter(self.addresses().values()))
+        for start in range(0, len(bodies), 1000):
+            body = encode_batch((0, body, properties) for body in bodies[start : start + 1000])
+            send = self.brokers.api.send(address, RequestCode.SEND_BATCH_MESSAGE, header, body, 5_000)
+            answer = self.brokers.run(send)
+            assert answer.code == 0, answer.remark
+
+    def group_offset(self, topic: str, group: str, queue_id: int) -> int | None:
+        from penstock.message.queue import MessageQueue
+
+        name, address = next(iter(self.addresses().items()))
+        query = self.brokers.api.query_offset(
+            address, group, MessageQueue(topic, name, queue_id), zero_if_not_found=False
+        )
+        return self.brokers.run(query)
+
+
+@pytest.fixture(scope="session")
+def topics() -> Iterator[Topics]:
+    """PENSTOCK_TEST_NAME_SERVER names another cluster to run against, such as Apache's."""
+    from penstock.testing import broker
+
+    elsewhere = os.environ.get("PENSTOCK_TEST_NAME_SERVER")
+    if elsewhere:
+        yield Topics(elsewhere)
+    else:
+        with broker() as running:
+            yield Topics(running.name_server)
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +128,13 @@ def spark() -> Iterator[SparkSession]:
     )
     yield started
     started.stop()
+
+
+@pytest.fixture
+def read(spark: SparkSession, topics: Topics) -> Callable[..., Any]:
+    """A batch DataFrame of a topic."""
+
+    def load(topic: str, **options: str) -> Any:
+        return spark.read.format("rocketmq").options(**topics.options(topic, **options)).load()
+
+    return load

@@ -93,7 +93,7 @@ def test_tasks_cover_every_offset_once_in_order(
             source.end,
         )
     if max_records is not None:
-        assert all(piece.size <= max_records for piece in pieces)
+        assert all(sum(piece.size for piece in task) <= max_records for task in tasks)
     else:
         assert len(tasks) <= max_tasks
 

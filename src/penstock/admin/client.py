@@ -203,7 +203,12 @@ class AdminClient:
         """
         settings = settings or TopicSettings()
         made: dict[str, TopicConfig] = {}
-        for name, address in (await self.masters(cluster)).items():
+        masters = await self.masters(cluster)
+        if settings.order is False:  # while a name server lists it, brokers keep the topic ordered
+            await self._tell_name_servers(
+                RequestCode.DELETE_KV_CONFIG, DeleteKvConfigHeader(ORDER_TOPICS, topic)
+            )
+        for name, address in masters.items():
             wanted = settings.applied_to(await self.topic_config(address, topic), topic)
             await self.ask(
                 address,
@@ -211,7 +216,7 @@ class AdminClient:
                 topics.update_header(wanted, settings.attributes),
             )
             made[name] = await self.topic_config(address, topic) or wanted
-        if settings.order:
+        if any(config.order for config in made.values()):
             order = ";".join(f"{name}:{config.write_queue_nums}" for name, config in made.items())
             await self._tell_name_servers(
                 RequestCode.PUT_KV_CONFIG, PutKvConfigHeader(ORDER_TOPICS, topic, order)

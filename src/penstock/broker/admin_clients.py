@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.broker.clients import Client
@@ -131,7 +132,7 @@ class ClientAdmin:
                 RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
                 question,
                 b"",
-                lambda response, client=client: take(client, response),
+                partial(take, client),
                 now_ms,
                 timeout_ms=STATUS_MS,
             )

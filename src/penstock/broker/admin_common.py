@@ -32,7 +32,7 @@ def _refuse_bad_name(check: Callable[[str], None], name: str) -> None:
         raise Refusal(ResponseCode.INVALID_PARAMETER, str(error)) from None
 
 
-def refuse_invalid(error: InvalidArgument, code: ResponseCode = ResponseCode.SYSTEM_ERROR) -> Refusal:
+def as_refusal(error: InvalidArgument, code: ResponseCode = ResponseCode.SYSTEM_ERROR) -> Refusal:
     return Refusal(code, str(error))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.broker.admin_common import refuse_invalid
+from penstock.broker.admin_common import as_refusal
 from penstock.broker.replies import Refusal
 from penstock.broker.runtime_info import runtime_info
 from penstock.broker.settings import BrokerSettings
@@ -25,7 +25,7 @@ from penstock.wire.properties_text import format_properties, parse_properties
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker, Handler
-    from penstock.store.config_files import ConfigFiles
+    from penstock.store.store import Store
 
 log = logging.getLogger("penstock.broker")
 
@@ -36,13 +36,14 @@ NEVER_CHANGED: Final = frozenset({"brokerConfigPath", "rocketmqHome", "configBla
 _parse_file: Final = msgspec.json.Decoder(dict[str, str]).decode
 
 
-def load_changed_settings(settings: BrokerSettings, files: ConfigFiles) -> None:
+def load_changed_settings(settings: BrokerSettings, store: Store) -> None:
     """Applies what an administrator changed before the last stop; to be called before settings are used."""
-    for key, text in (files.load(CHANGED_SETTINGS_FILE, _parse_file) or {}).items():
+    for key, text in (store.config.load(CHANGED_SETTINGS_FILE, _parse_file) or {}).items():
         try:
             settings.update(key, text)
         except InvalidArgument as error:
             log.warning("%s is ignored: %s", CHANGED_SETTINGS_FILE, error)
+    store.change_settings(settings.store_settings())
 
 
 class ConfigAdmin:
@@ -71,11 +72,12 @@ class ConfigAdmin:
             for key, text in wanted.items():
                 settings.check(key, text)
         except InvalidArgument as error:
-            raise refuse_invalid(error, ResponseCode.INVALID_PARAMETER) from None
+            raise as_refusal(error, ResponseCode.INVALID_PARAMETER) from None
         if wanted:
             self._save(wanted)
             for key, text in wanted.items():
                 settings.update(key, text)
+            broker.store.change_settings(settings.store_settings())
             self._version = self._version.next(now_ms)
             if "brokerPermission" in wanted:
                 broker.topics.touch(now_ms)

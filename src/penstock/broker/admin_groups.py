@@ -9,9 +9,9 @@ import msgspec
 from penstock import limits
 from penstock.broker import attributes
 from penstock.broker.admin_common import (
+    as_refusal,
     page,
     refuse_bad_group,
-    refuse_invalid,
     unknown_topic,
 )
 from penstock.broker.groups import FORBID_PULL
@@ -78,7 +78,7 @@ class GroupAdmin:
                 attributes.GROUP_ATTRIBUTES, "group", stored.attributes if stored else None, wanted.attributes
             )
         except InvalidArgument as error:
-            raise refuse_invalid(error) from None
+            raise as_refusal(error) from None
         return msgspec.structs.replace(wanted, attributes=merged)
 
     def _put(self, configs: list[SubscriptionGroupConfig], now_ms: int) -> None:

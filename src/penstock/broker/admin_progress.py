@@ -72,9 +72,13 @@ class ProgressAdmin:
         only_ordered = command.header(GetBrokerConsumeStatsHeader).is_order
         broker = self._broker
         result = ConsumeStatsList(broker_addr=broker_address(broker.settings))
-        for group in sorted(broker.groups.table):
+        topics: dict[str, list[str]] = {group: [] for group in sorted(broker.groups.table)}
+        for name, group in broker.offsets.pairs():
+            if group in topics:
+                topics[group].append(name)
+        for group, names in topics.items():
             of_topics: list[ConsumeStats] = []
-            for name in broker.offsets.topics_of(group):
+            for name in names:
                 config = broker.topics.get(name)
                 if config is None or (only_ordered and not config.order) or self._has_left(group, name):
                     continue
@@ -156,13 +160,7 @@ class ProgressAdmin:
 
     def all_offsets(self, peer: Peer, command: Command, now_ms: int) -> None:
         offsets = self._broker.offsets
-        saved = offsets.snapshot()
-        body = ConsumerOffsetSerializeWrapper(
-            offset_table=offsets.table,
-            data_version=offsets.data_version,
-            pull_offset_table=offsets.pulled,
-            group_topic_map=saved["groupTopicMap"],
-        )
+        body = ConsumerOffsetSerializeWrapper(offsets.table, offsets.data_version, offsets.pulled)
         self._broker.reply(peer, command, body=body.encode())
 
     def delay_offsets(self, peer: Peer, command: Command, now_ms: int) -> None:

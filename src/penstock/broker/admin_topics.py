@@ -9,11 +9,11 @@ import msgspec
 from penstock import limits
 from penstock.broker import attributes
 from penstock.broker.admin_common import (
+    as_refusal,
     broker_address,
     page,
     queue_of,
     refuse_bad_topic,
-    refuse_invalid,
     unknown_topic,
 )
 from penstock.broker.replies import Refusal
@@ -74,7 +74,7 @@ class TopicAdmin:
         try:
             changes = attributes.parse(header.attributes)
         except InvalidArgument as error:
-            raise refuse_invalid(error) from None
+            raise as_refusal(error) from None
         wanted = TopicConfig(
             topic_name=header.topic,
             read_queue_nums=header.read_queue_nums,
@@ -136,7 +136,7 @@ class TopicAdmin:
                 attributes.TOPIC_ATTRIBUTES, "topic", stored.attributes if stored else None, wanted.attributes
             )
         except InvalidArgument as error:
-            raise refuse_invalid(error) from None
+            raise as_refusal(error) from None
         return msgspec.structs.replace(wanted, attributes=merged)
 
     def _put(self, configs: list[TopicConfig], now_ms: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from penstock import limits
 from penstock.broker.admin import Admin
+from penstock.broker.admin_config import load_changed_settings
 from penstock.broker.clients import Clients
 from penstock.broker.delay import DelayLevels
 from penstock.broker.groups import Groups
@@ -19,7 +20,7 @@ from penstock.broker.heartbeats import Heartbeats
 from penstock.broker.locks import LockRequests, QueueLocks
 from penstock.broker.offset_requests import OffsetRequests
 from penstock.broker.offsets import Offsets
-from penstock.broker.persistence import Persistence
+from penstock.broker.persistence import Notes, Persistence
 from penstock.broker.pull import Puller
 from penstock.broker.queries import Queries
 from penstock.broker.relays import Relays
@@ -29,12 +30,12 @@ from penstock.broker.send_back import SendBack
 from penstock.broker.settings import BrokerSettings
 from penstock.broker.stats import Statistics
 from penstock.broker.topics import Topics
-from penstock.errors import BadHeader, StoreFull
+from penstock.errors import BadHeader, MessageTooLarge, StoreFull
 from penstock.store.results import Arrival
 from penstock.store.store import Store
 from penstock.wire.bodies import RegisterBrokerBody, TopicConfig
 from penstock.wire.codes import ResponseCode
-from penstock.wire.command import ONEWAY_FLAG, Command, Ext, encode_response
+from penstock.wire.command import ONEWAY_FLAG, RESPONSE_FLAG, Command, Ext, encode_response
 from penstock.wire.dialect import DialectError
 from penstock.wire.peer import Peer
 
@@ -61,25 +62,29 @@ class Broker:
         run_job: Callable[[Job], None] = _run_now,
     ) -> None:
         """`run_job` runs file writes: by default at once; a runtime hands them, in order, to a thread."""
+        load_changed_settings(settings, store)
         self.settings = settings
         self.store = store
         self.random = random
         self.started_ms = now_ms
-        note = store.journal.append
+        self._notes = Notes(store.journal)
         delays_ms = settings.delay_levels_ms()
 
-        self.topics = Topics(settings, note, delay_levels=len(delays_ms), now_ms=now_ms)
-        self.groups = Groups(settings, note, now_ms=now_ms)
-        self.offsets = Offsets(note, now_ms=now_ms)
+        self.topics = Topics(settings, self._notes.add, delay_levels=len(delays_ms), now_ms=now_ms)
+        self.groups = Groups(settings, self._notes.add, now_ms=now_ms)
+        self.offsets = Offsets(store.journal.append, now_ms=now_ms)
         self.clients = Clients()
         self.locks = QueueLocks()
         self.statistics = Statistics(settings.broker_cluster_name, now_ms=now_ms)
-        self.delay = DelayLevels(self, note, delays_ms, now_ms=now_ms)
+        self.delay = DelayLevels(self, store.journal.append, delays_ms, now_ms=now_ms)
         self.persistence = Persistence(
             store, (self.topics, self.groups, self.delay, self.offsets), settings, run_job, now_ms=now_ms
         )
 
         self._waiting = WaitingReplies()
+        self.reply_when_durable = self._waiting.add
+        """(peer, request, position, frame parts): the position is the store's end after an append, or what
+        the journal told for an entry."""
         self.sender = Sender(self)
         self.puller = Puller(self)
         self.heartbeats = Heartbeats(self, now_ms=now_ms)
@@ -101,7 +106,7 @@ class Broker:
     def handle(self, peer: Peer, command: Command, now_ms: int) -> None:
         """Serves one request, or takes a client's answer to a relayed one. Never raises."""
         try:
-            if command.is_response:
+            if command.flag & RESPONSE_FLAG:
                 self.relays.answered(peer, command)
                 return
             handler = self.handlers.get(command.code)
@@ -116,6 +121,8 @@ class Broker:
             self.reply(peer, command, ResponseCode.SYSTEM_ERROR, str(error))
         except DialectError as error:
             self.reply(peer, command, ResponseCode.SYSTEM_ERROR, str(error))
+        except MessageTooLarge as error:
+            self.reply(peer, command, ResponseCode.MESSAGE_ILLEGAL, str(error))
         except StoreFull as error:
             self.reply(peer, command, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
         except Exception as error:
@@ -153,10 +160,6 @@ class Broker:
         else:
             peer.send(frame)
 
-    def reply_when_durable(self, peer: Peer, command: Command, position: int, *parts: bytes) -> None:
-        """`position` is the store's end after an append, or what the journal gave for an entry."""
-        self._waiting.add(peer, command, position, parts)
-
     def check_backlog(self) -> None:
         """Requests that add to what waits for the disk are refused while too much of it waits."""
         store = self.store
@@ -171,13 +174,16 @@ class Broker:
     def durable(self, arrivals: list[Arrival], now_ms: int) -> None:
         """After a flush: what it made durable is confirmed, what it made visible is delivered."""
         self._waiting.release(self.store.durable)
+        self._notes.durable(self.store.durable)
         self.delay.durable(self.store.durable, now_ms)
         if arrivals:
+            self.statistics.count_put_time(len(arrivals), now_ms - arrivals[0].store_ms)
             self.puller.held.arrived(arrivals, now_ms)
 
     def flush_failed(self, error: OSError, now_ms: int) -> None:
         """After a failed flush: nothing of it, nor of what came meanwhile, was stored."""
         self._waiting.fail(f"the disk refused a write: {error}")
+        self._notes.lost()
         self.delay.flush_failed()
         self.persistence.journal_lost()
 

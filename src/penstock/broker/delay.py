@@ -7,6 +7,7 @@ rather than not at all.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import deque
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import limits
 from penstock.broker.persistence import Kind, Note, other_members, read_version
 from penstock.broker.stored_copy import append_copy
-from penstock.errors import CorruptRecord, StoreFull
+from penstock.errors import CorruptRecord, InvalidArgument, StoreFull
 from penstock.message.names import HALF_TOPIC, SCHEDULE_TOPIC
 from penstock.message.properties import Key, find_property
 from penstock.message.record import RecordView
@@ -23,6 +24,8 @@ from penstock.wire.bodies import DataVersion
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
+
+log = logging.getLogger("penstock.broker")
 
 FIRST_DELIVERY_MS = 1_000
 LOOK_MS = 100
@@ -103,7 +106,11 @@ class DelayLevels:
         if topic is None or topic == HALF_TOPIC or not queue_id.isdecimal():
             return
         before = store.end
-        append_copy(store, record, topic, int(queue_id), properties, record.reconsume_times, now_ms)
+        try:
+            append_copy(store, record, topic, int(queue_id), properties, record.reconsume_times, now_ms)
+        except InvalidArgument as error:
+            log.warning("a delayed message of topic %s cannot be delivered: %s", topic, error)
+            return
         self._broker.statistics.count_put(topic, int(queue_id), 1, store.end - before)
 
     def durable(self, position: int, now_ms: int) -> None:

@@ -53,6 +53,7 @@ class OffsetRequests:
             )
         if broker.topics.get(header.topic) is None:
             raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!", {})
+        broker.check_backlog()
         position = broker.offsets.commit(
             header.consumer_group, header.topic, header.queue_id, header.commit_offset, now_ms
         )

@@ -66,13 +66,14 @@ class Offsets:
 
     def topics_of(self, group: str) -> list[str]:
         """Topics with committed offsets of the group (keys of more than two parts are not group offsets)."""
-        return sorted(topic for topic, owner in self._pairs() if owner == group)
+        return sorted(topic for topic, owner in self.pairs() if owner == group)
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups with committed offsets on the topic."""
-        return sorted(group for name, group in self._pairs() if name == topic)
+        return sorted(group for name, group in self.pairs() if name == topic)
 
-    def _pairs(self) -> Iterator[tuple[str, str]]:
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Every (topic, group) with committed offsets."""
         for key in self.table:
             parts = key.split("@")
             if len(parts) == 2:

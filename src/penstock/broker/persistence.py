@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.broker.settings import BrokerSettings
+from penstock.store.journal import Journal
 from penstock.store.store import Store
 from penstock.wire import dialect
 from penstock.wire.bodies import DataVersion
@@ -43,10 +45,39 @@ class Kind(IntEnum):
     GROUP_DELETED = 6
     FORBIDDEN = 7
     DELAY_PROGRESS = 8
+    SNAPSHOT = 9
+    """The first entry of a generation; it says nothing, but its position tells when the generation exists."""
 
 
 Note = Callable[[int, bytes], int]
 """Journals (kind, payload) and tells the position at which it will be durable."""
+
+
+class Notes:
+    """Journal entries that later requests rely on: lost with a failed flush, they are noted again.
+
+    A topic made by a send that failed stays in memory, and the next send to it must not be confirmed
+    before the topic is durable.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._waiting: deque[tuple[int, int, bytes]] = deque()
+
+    def add(self, kind: int, payload: bytes) -> int:
+        position = self._journal.append(kind, payload)
+        self._waiting.append((position, kind, payload))
+        return position
+
+    def durable(self, position: int) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= position:
+            waiting.popleft()
+
+    def lost(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for _, kind, payload in waiting:
+            self.add(kind, payload)
 
 
 class ConfigTable(Protocol):
@@ -87,9 +118,17 @@ class Persistence:
         self._snapshot_id = ""
         for table in tables:
             self._snapshot_id = store.config.load(table.file_name, table_parser(table)) or ""
-        for kind, payload in store.journal.replayed_for(self._snapshot_id):
-            if not any(table.replay(kind, payload) for table in tables):
+        entries = store.journal.replayed_for(self._snapshot_id)
+        for kind, payload in entries:
+            if kind != Kind.SNAPSHOT and not any(table.replay(kind, payload) for table in tables):
                 log.warning("a journal entry of kind %d is not known to this version and was left out", kind)
+        self._continued_at = store.journal.append(Kind.SNAPSHOT, b"")
+        """Position at which the journal continues the newest snapshot. Until then no other may be taken:
+        its generation would replace one that never existed, and the files on disk would have none."""
+        self._behind = bool(entries)
+        """Whether the files may be several generations old: then they must be new before one begins."""
+        if self._behind:
+            self._catch_up(now_ms)
 
     def tick(self, now_ms: int) -> None:
         if self._save is not None:
@@ -103,6 +142,10 @@ class Persistence:
                     self._start(self._save)
                 return
             self._save = None
+        if self._behind and now_ms >= self._last_save_ms + RETRY_MS:
+            self._catch_up(now_ms)
+        if self._behind or self._store.durable < self._continued_at:
+            return
         dirty = [table for table in self._tables if table.dirty]
         if dirty and (
             now_ms >= self._last_save_ms + self._settings.flush_consumer_offset_interval
@@ -112,15 +155,38 @@ class Persistence:
             self._last_prompt_ms = now_ms
             self._start(self._take(dirty))
 
+    def _catch_up(self, now_ms: int) -> None:
+        """Saves at once: so no entry comes between the snapshot and the generation that continues it."""
+        files = self._render(self._tables)
+        save = _Save(self._store, files)
+        save.run()
+        if save.error is not None:
+            log.error("the tables could not be saved: %s", save.error)
+            self._last_save_ms = now_ms
+            return
+        self._behind = False
+        self._continue(files)
+
     def _take(self, tables: Sequence[ConfigTable]) -> _Save:
+        files = self._render(tables)
+        self._continue(files)
+        return _Save(self._store, files)
+
+    @staticmethod
+    def _render(tables: Sequence[ConfigTable]) -> list[tuple[str, bytes]]:
         files = []
         for table in tables:
             table.dirty = False
             files.append((table.file_name, render_config(table.snapshot())))
-        if tables[-1] is self._tables[-1]:
-            self._snapshot_id = snapshot_id(files[-1][1])
+        return files
+
+    def _continue(self, files: list[tuple[str, bytes]]) -> None:
+        """The journal begins anew behind these files."""
+        name, data = files[-1]
+        if name == self._tables[-1].file_name:
+            self._snapshot_id = snapshot_id(data)
         self._store.journal.restart(self._snapshot_id)
-        return _Save(self._store, files)
+        self._continued_at = self._store.journal.append(Kind.SNAPSHOT, b"")
 
     def _start(self, save: _Save) -> None:
         save.finished = False
@@ -131,13 +197,14 @@ class Persistence:
         """Entries were cut off with a failed flush: what they said must reach the files instead."""
         for table in self._tables:
             table.dirty = True
+        self._continued_at = self._store.journal.append(Kind.SNAPSHOT, b"")
 
     def close(self, now_ms: int) -> None:
         """Saves everything, here and now. No entry can follow, so the journal need not continue it.
 
         Where that fails, the files of the last snapshot and the journal still tell the whole story.
         """
-        save = _Save(self._store, [(table.file_name, render_config(table.snapshot())) for table in self._tables])
+        save = _Save(self._store, self._render(self._tables))
         save.run()
         if save.error is not None:
             log.error("the tables could not be saved: %s", save.error)

@@ -34,7 +34,7 @@ class WaitingReplies:
     def full(self) -> bool:
         return len(self._waiting) >= limits.WAITING_REPLIES
 
-    def add(self, peer: Peer, command: Command, position: int, parts: tuple[bytes, ...]) -> None:
+    def add(self, peer: Peer, command: Command, position: int, *parts: bytes) -> None:
         """Positions never go down, because log and journal only grow."""
         self._waiting.append((position, peer, command, parts))
 

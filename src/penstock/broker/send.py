@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock import limits
+from penstock.broker.replies import Refusal
 from penstock.broker.send_rules import AnySendHeader, Gate, SendRules
-from penstock.errors import CorruptRecord, StoreFull
+from penstock.errors import CorruptRecord, MessageTooLarge, StoreFull
 from penstock.limits import MAX_PROPERTIES_BYTES, MAX_TOPIC_CHARS, PENDING_FLUSH_BYTES
 from penstock.message.batch import split_batch
 from penstock.message.ids import pack_host, unique_id
@@ -22,6 +23,7 @@ from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.command import ONEWAY_FLAG, Command, encode_response
 from penstock.wire.headers import SendHeader, SendHeaderV2, SendResponseHeader
 from penstock.wire.peer import Peer
+from penstock.wire.send_reply import SendReplyWriter
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker, Handler
@@ -53,8 +55,7 @@ class Sender:
         self._generation = settings.generation
         self._guarded = self.rules.guarded()
         self._max_body_bytes = settings.max_message_size
-        self._region = settings.region_id
-        self._trace_on = settings.trace_on
+        self._write_reply = SendReplyWriter(settings.region_id, settings.trace_on, self._id_prefix).write
         self._suffix = (
             f"MSG_REGION\x01{settings.region_id}\x02"
             f"TRACE_ON\x01{'true' if settings.trace_on else 'false'}\x02"
@@ -87,7 +88,9 @@ class Sender:
         if not 0 <= queue_id < gate.queue_limit:
             queue_id = self.rules.choose_queue(peer, queue_id, gate.config)
         body = command.body
-        if body is None or len(body) > self._max_body_bytes:
+        if body is None:
+            raise self.rules.refusal(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
+        if len(body) > self._max_body_bytes:
             raise self.rules.illegal_size()
         before = self._store.end
         if before - self._store.durable > PENDING_FLUSH_BYTES:
@@ -148,24 +151,19 @@ class Sender:
                 index_keys,
                 now_ms,
             )
-        except StoreFull as error:
-            raise self._full(error) from None
+        except (StoreFull, MessageTooLarge) as error:
+            raise self._refused(error) from None
         position = self._store.end
         self._statistics.count_put(topic, target_queue, 1, position - before)
-        if not command.flag & ONEWAY_FLAG:
-            answer = SendResponseHeader(
-                f"{self._id_prefix}{physical_offset:016X}",
-                queue_id,
-                queue_offset,
-                unique_key,
-                None,
-                None,
-                self._region,
-                self._trace_on,
-            )
-            self._broker.reply_when_durable(
-                peer, command, position, encode_response(command, ResponseCode.SUCCESS, None, answer)
-            )
+        if command.flag & ONEWAY_FLAG:
+            return
+        if command.binary:
+            offset_id = f"{self._id_prefix}{physical_offset:016X}"
+            answer = self._answer(offset_id, queue_id, queue_offset, unique_key)
+            frame = encode_response(command, ResponseCode.SUCCESS, None, answer)
+        else:
+            frame = self._write_reply(command.opaque, physical_offset, queue_id, queue_offset, unique_key)
+        self._broker.reply_when_durable(peer, command, position, frame)
 
     def _send_batch(
         self,
@@ -204,26 +202,29 @@ class Sender:
                 items,
                 now_ms,
             )
-        except StoreFull as error:
-            raise self._full(error) from None
+        except (StoreFull, MessageTooLarge) as error:
+            raise self._refused(error) from None
         position = self._store.end
         self._statistics.count_put(topic, queue_id, len(items), position - before)
         if not command.flag & ONEWAY_FLAG:
             prefix = self._id_prefix
-            answer = SendResponseHeader(
-                ",".join([f"{prefix}{offset:016X}" for offset in physical_offsets]),
-                queue_id,
-                first,
-                None,
-                None,
-                None,
-                self._region,
-                self._trace_on,
-            )
+            ids = ",".join([f"{prefix}{offset:016X}" for offset in physical_offsets])
+            answer = self._answer(ids, queue_id, first, None)
             self._broker.reply_when_durable(
                 peer, command, position, encode_response(command, ResponseCode.SUCCESS, None, answer)
             )
 
-    def _full(self, error: StoreFull) -> Exception:
+    def _answer(
+        self, ids: str, queue_id: int, queue_offset: int, unique_key: str | None
+    ) -> SendResponseHeader:
+        settings = self._settings
+        return SendResponseHeader(
+            ids, queue_id, queue_offset, unique_key, region=settings.region_id, trace_on=settings.trace_on
+        )
+
+    def _refused(self, error: StoreFull | MessageTooLarge) -> Refusal:
         self._statistics.count_put_failure()
-        return self.rules.refusal(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")
+        if isinstance(error, StoreFull):
+            remark = f"service not available now: {error}"
+            return self.rules.refusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        return self.rules.refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))

@@ -112,6 +112,7 @@ class BrokerSettings(msgspec.Struct, rename="camel"):
             "maxHashSlotNum",
             "maxIndexNum",
             "messageDelayLevel",
+            "messageIndexEnable",
         }
     )
     """Identity and layout: a running broker cannot change them."""

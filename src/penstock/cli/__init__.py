@@ -5,10 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib import import_module
+from typing import Final
 
-from penstock.cli import messages, serve, topics
+from penstock import __version__
 from penstock.errors import PenstockError
+
+HOMES: Final = {
+    "serve": "serve",
+    "namesrv": "serve",
+    "broker": "serve",
+    "topic": "topics",
+    "send": "messages",
+    "tail": "messages",
+}
+"""Module of each command: only that of the command at hand is loaded, so that each is quick."""
 
 EXAMPLES = """examples:
   penstock serve --data ./data                   a name server and a broker, until Ctrl-C
@@ -20,28 +31,34 @@ The name server's address, where it is not given, is NAMESRV_ADDR or 127.0.0.1:9
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Of one command, or of all."""
     root = argparse.ArgumentParser(
         prog="penstock",
         description="RocketMQ for Python and Spark people.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    root.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
+    root.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    serve.register(commands)
-    topics.register(commands)
-    messages.register(commands)
+    homes = [HOMES[command]] if command in HOMES else dict.fromkeys(HOMES.values())
+    for home in homes:
+        import_module(f"penstock.cli.{home}").register(commands)
     return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. An error of ours is one line, not a traceback; Ctrl-C ends quietly."""
-    options = parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    options = parser(arguments[0] if arguments else None).parse_args(arguments)
     try:
         return int(options.run(options))
-    except (PenstockError, OSError) as error:
+    except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"penstock: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
+import resource
 import signal
+import socket
 import sys
 import tomllib
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock import __version__
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.transport.loop import run
 
 if TYPE_CHECKING:
     from penstock.broker.settings import BrokerSettings
+    from penstock.transport.tls import TlsSettings
+
+GC_ALLOCATIONS = 50_000
+"""Requests leave no cycles behind, so looking for them after every 700 allocations is wasted time."""
 
 DURABILITY = {
     "SYNC_FLUSH": "sync: an acknowledged message is on disk",
@@ -51,6 +58,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="HOST:PORT",
         help="one or more, separated by ';' (default NAMESRV_ADDR or 127.0.0.1:9876)",
     )
+    # the parent of a shard holds its standard input open: when the parent dies, however it does, that ends
+    broker.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
     broker.set_defaults(run=run_broker)
 
 
@@ -78,7 +87,7 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
 # ---- settings -----------------------------------------------------------------------------------
 
 
-def broker_settings(options: argparse.Namespace) -> BrokerSettings:
+def broker_settings(options: argparse.Namespace) -> tuple[BrokerSettings, TlsSettings | None]:
     """Later ones win: the file, the options, then each --set."""
     from penstock.broker.settings import BrokerSettings
 
@@ -92,7 +101,33 @@ def broker_settings(options: argparse.Namespace) -> BrokerSettings:
         if not equals:
             raise InvalidArgument(f"--set {pair}: expected KEY=VALUE")
         properties[key.strip()] = value
-    return BrokerSettings.from_properties(properties)
+    tls = _tls_settings(properties)
+    return BrokerSettings.from_properties(properties), tls
+
+
+def _tls_settings(properties: dict[str, str]) -> TlsSettings | None:
+    """Takes Apache's tls.server.* keys out: the settings that tools can read must not hold a password.
+
+    A broker that takes only TLS also uses it towards its name servers.
+    """
+    from penstock.transport.tls import TlsSettings
+
+    found = {key: properties.pop(key) for key in list(properties) if key.startswith("tls.server.")}
+    mode = found.get("tls.server.mode", "permissive")
+    if not found or mode == "disabled":
+        return None
+    if mode not in ("permissive", "enforcing"):
+        raise InvalidArgument(f"tls.server.mode={mode}: expected disabled, permissive or enforcing")
+    try:
+        return TlsSettings(
+            found["tls.server.certPath"],
+            found["tls.server.keyPath"],
+            found.get("tls.server.keyPassword"),
+            "enforcing" if mode == "enforcing" else "permissive",
+            found.get("tls.server.trustCertPath"),
+        )
+    except KeyError as error:
+        raise InvalidArgument(f"TLS needs {error.args[0]}") from None
 
 
 def _read_config(path: Path) -> dict[str, str]:
@@ -117,7 +152,12 @@ def _public_address(host: str) -> str:
     """What clients are told to connect to: the listening address, unless that means every interface."""
     from penstock.message.ids import local_ip
 
-    return local_ip() if host in ("0.0.0.0", "::", "") else host
+    if host in ("0.0.0.0", "::", ""):
+        return local_ip()
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise InvalidArgument(f"--host {host}: {error.strerror}") from None
 
 
 # ---- running ------------------------------------------------------------------------------------
@@ -133,10 +173,11 @@ def run_serve(options: argparse.Namespace) -> int:
 async def _serve(options: argparse.Namespace) -> int:
     from penstock.runtime.node import Node
 
-    settings = broker_settings(options)
+    settings, tls = broker_settings(options)
     stop = _stop_signal()
-    node = Node(settings, options.data, host=options.host, namesrv_port=options.namesrv_port)
+    node = Node(settings, options.data, host=options.host, namesrv_port=options.namesrv_port, tls=tls)
     await node.start()
+    _tune_process()
     brokers = [{"name": settings.broker_name, "address": node.broker.address, "pid": os.getpid()}]
     _announce(options, node.namesrv.address, brokers, DURABILITY[settings.flush_disk_type])
     await stop.wait()
@@ -157,6 +198,7 @@ async def _namesrv(options: argparse.Namespace) -> int:
     settings = NamesrvSettings(listen_port=options.namesrv_port)
     namesrv = NamesrvRuntime(settings, options.data, host=options.host)
     await namesrv.start()
+    _tune_process()
     _announce(options, namesrv.address, [], None)
     await stop.wait()
     await namesrv.stop()
@@ -171,14 +213,20 @@ def run_broker(options: argparse.Namespace) -> int:
 async def _broker(options: argparse.Namespace) -> int:
     from penstock.runtime.broker import BrokerRuntime
     from penstock.runtime.registration import Registrar
+    from penstock.transport.tls import client_context
 
-    settings = broker_settings(options)
+    settings, tls = broker_settings(options)
     settings.namesrv_addr = options.name_server
     stop = _stop_signal()
-    registrar = Registrar([address.strip() for address in options.name_server.split(";") if address.strip()])
-    broker = BrokerRuntime(settings, options.data, host=options.host, registrar=registrar)
+    if options.with_parent:
+        _stop_with_parent(stop)
+    addresses = [address.strip() for address in options.name_server.split(";") if address.strip()]
+    secret = tls is not None and tls.mode == "enforcing"
+    registrar = Registrar(addresses, tls=client_context(verify=False) if secret else None)
+    broker = BrokerRuntime(settings, options.data, host=options.host, registrar=registrar, tls=tls)
     await broker.open()
     await broker.start()
+    _tune_process()
     brokers = [{"name": settings.broker_name, "address": broker.address, "pid": os.getpid()}]
     _announce(options, options.name_server, brokers, DURABILITY[settings.flush_disk_type])
     await stop.wait()
@@ -194,10 +242,13 @@ async def _serve_shards(options: argparse.Namespace) -> int:
     from penstock.namesrv import NamesrvSettings
     from penstock.runtime.namesrv import NamesrvRuntime
 
-    settings = broker_settings(options)
+    settings, tls = broker_settings(options)
     stop = _stop_signal()
     namesrv = NamesrvRuntime(
-        NamesrvSettings(listen_port=options.namesrv_port), options.data / "namesrv", host=options.host
+        NamesrvSettings(listen_port=options.namesrv_port),
+        options.data / "namesrv",
+        host=options.host,
+        tls=tls,
     )
     await namesrv.start()
     shards = [_Shard(options, namesrv.address, index) for index in range(options.shards)]
@@ -228,7 +279,8 @@ class _Shard:
         self._data = options.data / self.name
         self._ready_file = self._data.with_suffix(".ready")
         port = options.broker_port + 10 * index if options.broker_port else 0
-        self._command = [sys.executable, "-m", "penstock.cli", "broker", "--name-server", name_server]
+        self._command = [sys.executable, "-m", "penstock.cli", "broker", "--with-parent"]
+        self._command += ["--name-server", name_server]
         self._command += ["--data", str(self._data), "--host", options.host, "--broker-port", str(port)]
         self._command += ["--ready-file", str(self._ready_file), "--log-level", options.log_level]
         if options.config:
@@ -243,7 +295,10 @@ class _Shard:
         self._ready_file.unlink(missing_ok=True)
         # in a session of its own: Ctrl-C goes to the parent alone, which stops the shards in order
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
 
     async def ready(self) -> dict[str, Any]:
@@ -276,6 +331,15 @@ def _logging(options: argparse.Namespace) -> None:
     )
 
 
+def _tune_process() -> None:
+    """For a long life with many connections: descriptors, and garbage looked for rarely."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+
+
 def _stop_signal() -> asyncio.Event:
     """Set by Ctrl-C and SIGTERM; a second one ends at once."""
     stop = asyncio.Event()
@@ -290,10 +354,20 @@ def _stop_signal() -> asyncio.Event:
     return stop
 
 
+def _stop_with_parent(stop: asyncio.Event) -> None:
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def parent_ended() -> None:
+        stop.set()
+        loop.remove_reader(descriptor)
+
+    loop.add_reader(descriptor, parent_ended)
+
+
 def _announce(
     options: argparse.Namespace, name_server: str, brokers: list[dict[str, Any]], flush: str | None
 ) -> None:
-    lines = [f"Penstock {version('penstock')} is ready", f"  name server  {name_server}"]
+    lines = [f"Penstock {__version__} is ready", f"  name server  {name_server}"]
     lines += [f"  broker       {broker['name']} at {broker['address']}" for broker in brokers]
     lines.append(f"  data         {options.data.resolve()}")
     if flush is not None:

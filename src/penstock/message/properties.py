@@ -126,6 +126,15 @@ def decode_properties(text: str) -> dict[str, str]:
 
 def find_property(text: str, key: str) -> str | None:
     """One property of a text, without decoding the others."""
+    wanted = key + NAME_END
+    position = text.rfind(wanted)
+    if position < 0:
+        return None
+    if (position == 0 or text[position - 1] == VALUE_END) and VALUE_END not in key and NAME_END not in key:
+        start = position + len(wanted)
+        end = text.find(VALUE_END, start)
+        if end > start and key:  # a whole piece with a name: what nearly every text has
+            return text[start:end]
     return _find(text, key, NAME_END, VALUE_END)
 
 

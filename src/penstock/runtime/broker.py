@@ -67,25 +67,35 @@ class BrokerRuntime:
                 delay_level_ms=lambda level: delays_ms[min(level, len(delays_ms)) - 1],
                 now_ms=now_ms(),
             )
+            self._open_broker()
         except BaseException:
             self._server.unbind()
             raise
+
+    def _open_broker(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._writer = Worker("penstock-flush")
         self._upkeep = Worker("penstock-upkeep")
-        self.broker = Broker(
-            self.settings,
-            self.store,
-            now_ms=now_ms(),
-            random=random.Random(),
-            run_job=self._upkeep.submit,
-        )
+        try:
+            self.broker = Broker(
+                self.settings,
+                self.store,
+                now_ms=now_ms(),
+                random=random.Random(),
+                run_job=self._upkeep.submit,
+            )
+        except BaseException:
+            self._upkeep.close()
+            self._writer.close()
+            self.store.close(now_ms())
+            raise
+        self._registrar.attach(self.broker, self.address)
 
     async def start(self) -> None:
-        """Serves what `open` opened."""
+        """Serves what `open` opened; ready when the name servers know of it."""
         await self._server.start()
-        await self._registrar.start(self.broker, self.address)
         self._tick()
+        await self._registrar.start()
 
     async def abandon(self) -> None:
         """Gives back what `open` took, when nothing was served."""
@@ -95,6 +105,7 @@ class BrokerRuntime:
     async def stop(self) -> None:
         """Leaves the name servers, answers what was asked, and closes the store cleanly."""
         await self._registrar.stop()
+        await self._finish_flushes()
         await self._server.close()
         await self._close()
 
@@ -122,7 +133,7 @@ class BrokerRuntime:
         await self._server.close(drain_ms=0)
         self._upkeep.close()
         self._writer.close()
-        self.store.disk.unlock()
+        self.store.abandon()
 
     # ---- transport.Service --------------------------------------------------------------------------
 

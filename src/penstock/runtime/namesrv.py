@@ -53,12 +53,12 @@ class NamesrvRuntime:
             self._timer.cancel()
         await self._server.close(drain_ms=drain_ms)
 
-    def call(self, code: int, header: Ext, body: bytes = b"") -> int:
-        """A request of a broker in the same process; tells the response code."""
+    def call(self, code: int, header: Ext, body: bytes = b"") -> Command:
+        """A request of a broker in the same process."""
         self._local.answers.clear()
         request = decode_command(encode_command(code, 0, ext=header, body=body)[4:])
         self._core.handle(self._local, request, now_ms())
-        return decode_command(self._local.answers[-1][4:]).code
+        return decode_command(self._local.answers[-1][4:])
 
     # ---- transport.Service --------------------------------------------------------------------------
 

@@ -34,10 +34,10 @@ class Node:
         await self.broker.open()
         try:
             await self.namesrv.start()
-            await self.broker.start()
         except BaseException:
             await self.broker.abandon()
             raise
+        await self.broker.start()
 
     async def stop(self) -> None:
         await self.broker.stop()

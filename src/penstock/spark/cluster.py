@@ -6,18 +6,19 @@ import asyncio
 import logging
 import re
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from penstock.client.api import PullFlag
 from penstock.client.routes import broker_address, subscribe_queues
 from penstock.errors import InvalidArgument, PenstockError, TopicNotFound
-from penstock.message.names import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from penstock.message.names import DLQ_PREFIX, RETRY_PREFIX, is_system_topic, retry_topic
 from penstock.message.queue import MessageQueue
 from penstock.spark.brokers import Brokers, brokers
 from penstock.spark.option_parsing import OptionError
 from penstock.spark.options import EARLIEST, LATEST, Position, PullOptions, ReadOptions
-from penstock.wire.bodies import TopicList, TopicRouteData
+from penstock.wire.bodies import ConsumerData, HeartbeatData, TopicList, TopicRouteData
 from penstock.wire.codes import RequestCode
 from penstock.wire.headers import PullHeader
 
@@ -30,6 +31,7 @@ REQUESTS_AT_ONCE: Final = 256
 
 SAMPLED_MESSAGES: Final = 32
 SAMPLE_TIMEOUT_MS: Final = 3_000
+MIRROR_TIMEOUT_MS: Final = 10_000
 
 
 class DataLossError(PenstockError):
@@ -72,6 +74,7 @@ class Cluster:
         self._options = options
         self._queues: dict[MessageQueue, str] = {}
         self._queues_until = 0.0
+        self._group_exists = False
 
     @property
     def _brokers(self) -> Brokers:
@@ -233,10 +236,28 @@ class Cluster:
         async def tell(queue: MessageQueue, address: str) -> None:
             await self._brokers.api.update_offset(address, group, queue, offsets[queue], oneway=False)
 
+        async def tell_all() -> None:
+            if not self._group_exists:
+                await self._make_group(group, set(known.values()))
+                self._group_exists = True
+            await _for_each(known, tell)
+
         try:
-            self._brokers.run(_for_each(known, tell), timeout_ms=10_000)
+            self._brokers.run(tell_all(), timeout_ms=MIRROR_TIMEOUT_MS)
         except PenstockError as error:
             log.warning("progress of group %s could not be shown: %s", group, error)
+
+    async def _make_group(self, group: str, addresses: Iterable[str]) -> None:
+        """Brokers keep offsets only of groups they know, and lag displays look for the group's retry topic.
+        Both come into being when a consumer shows itself, so one does, for a moment."""
+        api = self._brokers.api
+        if await api.topic_route(retry_topic(group)) is not None:
+            return
+        client_id = f"penstock-spark@{uuid.uuid4().hex[:8]}"
+        consumer = ConsumerData(group_name=group, consume_type="CONSUME_ACTIVELY")
+        for address in addresses:
+            await api.heartbeat(address, HeartbeatData(client_id=client_id, consumer_data_set=[consumer]))
+            await api.unregister_client(address, client_id, consumer_group=group)
 
     # ---- persistence --------------------------------------------------------------------------------
 

@@ -37,14 +37,16 @@ def plan_tasks(
     pieces = [piece for piece in sorted(ranges) if piece.size > 0]
     if max_records is not None:
         pieces = [part for piece in pieces for part in _split(piece, -(-piece.size // max_records))]
-        # As many tasks as that needs, so that merging below does not undo the split.
-        max_tasks = max(max_tasks, -(-sum(piece.size for piece in pieces) // max_records))
     if min_tasks is not None and len(pieces) < min_tasks:
         total = sum(piece.size for piece in pieces)
         pieces = [part for piece in pieces for part in _split(piece, round(piece.size * min_tasks / total))]
-    if len(pieces) <= max_tasks:
-        return [(piece,) for piece in pieces]
-    return _merge(pieces, max_tasks)
+    count = max_tasks
+    while count < len(pieces):
+        tasks = _merge(pieces, count)
+        if max_records is None or max(sum(piece.size for piece in task) for task in tasks) <= max_records:
+            return tasks
+        count += 1 + count // 8  # merging must not undo the split by records
+    return [(piece,) for piece in pieces]
 
 
 def _split(piece: OffsetRange, parts: int) -> list[OffsetRange]:

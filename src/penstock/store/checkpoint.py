@@ -19,7 +19,8 @@ from penstock.store.disk import Disk
 PATH: Final = "checkpoint"
 SIZE: Final = 4096
 _TIMES: Final = struct.Struct(">qqq")
-_OWN_AT: Final = 2048
+_OWN_AT: Final = 256
+"""In the sector of Apache's fields, so that a torn write cannot separate the two."""
 _OWN: Final = struct.Struct(">8sqqqq")
 _OWN_MAGIC: Final = b"PNSTKC01"
 _CRC: Final = struct.Struct(">I")
@@ -66,8 +67,7 @@ def save_checkpoint(disk: Disk, checkpoint: Checkpoint) -> None:
     created = not disk.exists(PATH)
     file = disk.open(PATH, size=SIZE, create=True)
     try:
-        file.write(0, _TIMES.pack(*times))
-        file.write(_OWN_AT, own + _CRC.pack(crc32(own)))
+        file.write(0, _TIMES.pack(*times).ljust(_OWN_AT, b"\0") + own + _CRC.pack(crc32(own)))
         file.sync()
     finally:
         file.close()

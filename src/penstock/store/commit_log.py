@@ -17,8 +17,8 @@ from penstock.store.segments import segment_name
 
 DIRECTORY: Final = "commitlog"
 BLANK: Final = struct.Struct(">iI")
-OPEN_SEGMENTS: Final = 128
-"""Segments held open for reading: 128 GiB of backlog at the default size without opening any again."""
+OPEN_SEGMENTS: Final = 64
+"""Segments held open for reading: 64 GiB of backlog at the default size without opening any again."""
 
 
 def segment_path(start: int) -> str:

@@ -52,10 +52,15 @@ class ConfigFiles:
             ) from error
 
     def save(self, name: str, data: bytes) -> None:
-        """Replace a file; after a crash at any point the old or the new version is loaded."""
+        """Replace a file; after a crash or an error at any point the old or the new version is loaded.
+
+        The content goes to a file of its own first: a file that could not be written whole must never take
+        the place of a good one, not even of the copy before it.
+        """
         path = f"{DIRECTORY}/{name}"
         self._disk.make_dirs(DIRECTORY)
+        self._disk.write_bytes(f"{path}.new", data)
         if self._disk.exists(path):
             self._disk.rename(path, f"{path}.bak")
-            self._disk.sync_dir(DIRECTORY)
-        self._disk.write_bytes(path, data)
+        self._disk.rename(f"{path}.new", path)
+        self._disk.sync_dir(DIRECTORY)

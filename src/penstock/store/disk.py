@@ -10,7 +10,6 @@ import errno
 import fcntl
 import mmap
 import os
-import shutil
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -34,7 +33,7 @@ class File(Protocol):
     def write(self, offset: int, data: Buffer) -> None: ...
     def sync(self) -> None: ...
     def clear(self, offset: int) -> None:
-        """Make everything from an offset on zeros. The size stays, so a crash on the way leaves no short file."""
+        """Make everything from an offset on zeros. The size stays: a crash midway leaves no short file."""
         ...
 
     def truncate(self, size: int) -> None: ...
@@ -63,7 +62,7 @@ class Disk(Protocol):
 
     def remove(self, path: str) -> None: ...
     def remove_tree(self, path: str) -> None:
-        """A file, or a directory with all in it; fine if it is not there."""
+        """A file, or a directory with all in it, last names first; fine if it is not there."""
         ...
 
     def rename(self, path: str, target: str) -> None: ...
@@ -196,7 +195,9 @@ class RealDisk:
     def remove_tree(self, path: str) -> None:
         where = self._path(path)
         if os.path.isdir(where):
-            shutil.rmtree(where)
+            for name in reversed(self.list_dir(path)):
+                self.remove_tree(f"{path}/{name}")
+            os.rmdir(where)
         elif os.path.exists(where):
             os.unlink(where)
 

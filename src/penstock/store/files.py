@@ -13,6 +13,9 @@ class OpenFiles:
         self._limit = limit
         self._open: dict[str, File] = {}
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def get(self, path: str) -> File | None:
         """None if there is no such file."""
         file = self._open.get(path)

@@ -104,7 +104,7 @@ class Journal:
         what is noted from now on belongs to this snapshot."""
         entries: list[Entry] | None = None
         for found in self._generations.values():
-            if found.snapshot_id == snapshot_id:
+            if entries is None and found.snapshot_id == snapshot_id:
                 entries = []
             if entries is not None:
                 entries += found.entries

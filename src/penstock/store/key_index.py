@@ -58,15 +58,18 @@ class KeyIndex:
 
     def discard_after(self, time_ms: int) -> None:
         """Throw away files with entries newer than this: a stranger's crash may have left them torn."""
-        for file in [file for file in self.files if file.end_ms > time_ms]:
-            self.forget(file)
-            self._disk.remove(file.path)
+        self._discard([file for file in self.files if file.end_ms > time_ms])
 
     def discard_from(self, position: int) -> None:
         """Throw away files that know records at or behind this position: the log does not have them."""
-        for file in [file for file in self.files if file.count > 1 and file.end_offset >= position]:
+        self._discard([file for file in self.files if file.count > 1 and file.end_offset >= position])
+
+    def _discard(self, files: list[IndexFile]) -> None:
+        for file in reversed(files):
             self.forget(file)
             self._disk.remove(file.path)
+        if files:
+            self._disk.sync_dir(DIRECTORY)
 
     def roll_back(self) -> None:
         """Undo commits of ours that a crash cut short."""

@@ -106,7 +106,7 @@ def clear_behind(disk: Disk, queue: ConsumeQueue, files: OpenFiles) -> None:
     """Make everything behind a loaded queue's end zeros, and files that begin there go."""
     files.forget(queue.directory)
     end = queue.max_offset
-    for start in segment_starts(disk, queue.directory):
+    for start in reversed(segment_starts(disk, queue.directory)):
         path = f"{queue.directory}/{segment_name(start)}"
         if start >= end * ENTRY_SIZE:
             disk.remove(path)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from penstock.errors import StoreDamaged, StoreError
 from penstock.message.record import RecordView
 from penstock.message.sysflag import ROLLBACK, TRANSACTION_MASK
 from penstock.store import checkpoint as checkpoints
 from penstock.store import commit_log, consume_queue, index, journal
-from penstock.store.checkpoint import Checkpoint, load_checkpoint
+from penstock.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from penstock.store.commit_log import segment_path
 from penstock.store.consume_queue import FILL, ConsumeQueue, QueueWrite
 from penstock.store.disk import Disk
@@ -114,8 +116,10 @@ class Recovery:
         self._fit_queues()
         self._load_index(index_names)
         try:
+            self._claim(start)
             self._rebuild(start, strict=True)
         except _QueueBehindError:
+            self._claim(log.min_offset)
             self._forget_queues()
             self._rebuild(log.min_offset, strict=False)
         for queue in store.queues.values():
@@ -201,6 +205,16 @@ class Recovery:
             else:
                 key_index.discard_after(self.checkpoint.index_ms)
         key_index.discard_from(self.end)
+
+    def _claim(self, start: int) -> None:
+        """Take back what the checkpoint says about records that are gone over again: what is built anew for
+        them stays in memory for a while, and the machine may stop before it is on disk."""
+        known = self.checkpoint
+        if known.position is None or start < known.position:
+            if start <= self._log.min_offset:
+                known = Checkpoint(log_ms=known.log_ms)
+            self.checkpoint = msgspec.structs.replace(known, position=start)
+            save_checkpoint(self._disk, self.checkpoint)
 
     # ---- building anew --------------------------------------------------------------------------
 

@@ -1,165 +1,22 @@
-"""What tests of applications need: a real broker inside the test process."""
+"""What tests of applications need: a real broker inside the test process, and a pytest fixture for it.
+
+Every pytest run in an environment with Penstock loads the plugin in this package, so nothing else of
+Penstock is loaded before it is used.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-import threading
-from collections.abc import Coroutine, Mapping
-from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from penstock.broker.settings import BrokerSettings
-from penstock.runtime.node import Node
-from penstock.transport.loop import loop_factory
-from penstock.transport.tls import TlsSettings
+if TYPE_CHECKING:
+    from penstock.testing.running import SMALL_FILES, RunningBroker, broker
 
-T = TypeVar("T")
-
-SMALL_FILES: Mapping[str, str] = {
-    "mappedFileSizeCommitLog": str(8 << 20),
-    "mappedFileSizeConsumeQueue": "120000",
-    "maxHashSlotNum": "20000",
-    "maxIndexNum": "80000",
-}
-"""Files that a test fills and removes quickly."""
+__all__ = ["SMALL_FILES", "RunningBroker", "broker"]
 
 
-class RunningBroker:
-    """A broker with its name server, in a thread and a loop of its own, on free loopback ports."""
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from penstock.testing import running
 
-    def __init__(
-        self,
-        data: Path | str | None = None,
-        *,
-        flush: str = "sync",
-        settings: Mapping[str, str] | None = None,
-        tls: TlsSettings | None = None,
-    ) -> None:
-        self._temporary = None
-        if data is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="penstock-")
-            data = self._temporary.name
-        self.data_dir = Path(data)
-        self._flush = flush
-        self._settings = dict(settings or {})
-        self._tls = tls
-        self._ports = (0, 0)
-        self._node: Node | None = None
-
-    @property
-    def name_server(self) -> str:
-        """`host:port` for clients."""
-        return self._running().namesrv.address
-
-    @property
-    def address(self) -> str:
-        """`host:port` of the broker itself."""
-        return self._running().broker.address
-
-    @property
-    def broker_name(self) -> str:
-        return self._running().broker.settings.broker_name
-
-    @property
-    def node(self) -> Node:
-        """The servers themselves; their objects belong to the loop's thread."""
-        return self._running()
-
-    def start(self) -> None:
-        """Starts, on the same ports as before if it ran before."""
-        self._loop = (loop_factory() or asyncio.new_event_loop)()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-broker", daemon=True)
-        self._thread.start()
-        try:
-            self._run(self._start())
-        except BaseException:
-            self._end_loop()
-            raise
-
-    async def _start(self) -> None:
-        namesrv_port, broker_port = self._ports
-        properties = {
-            **SMALL_FILES,
-            "flushDiskType": f"{self._flush.upper()}_FLUSH",
-            "listenPort": str(broker_port),
-            **self._settings,
-        }
-        node = Node(
-            BrokerSettings.from_properties(properties),
-            self.data_dir,
-            namesrv_port=namesrv_port,
-            tls=self._tls,
-        )
-        await node.start()
-        self._node = node
-        self._ports = (int(self.name_server.rpartition(":")[2]), int(self.address.rpartition(":")[2]))
-
-    def stop(self) -> None:
-        """A clean stop; the data stays until the context ends."""
-        node = self._running()
-        self._run(node.stop())
-        self._end_loop()
-
-    def kill(self) -> None:
-        """Ends without a clean stop, as kill -9 does: what was not on disk is gone."""
-        node = self._running()
-        self._run(node.kill())
-        self._end_loop()
-
-    def restart(self) -> None:
-        """Stops cleanly and starts again on the same data and ports."""
-        self.stop()
-        self.start()
-
-    def _running(self) -> Node:
-        if self._node is None:
-            raise RuntimeError("the broker is not running")
-        return self._node
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _end_loop(self) -> None:
-        self._node = None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    # ---- context --------------------------------------------------------------------------------
-
-    def __enter__(self) -> RunningBroker:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._node is not None:
-            self.stop()
-        if self._temporary is not None:
-            self._temporary.cleanup()
-
-    async def __aenter__(self) -> RunningBroker:
-        await asyncio.to_thread(self.__enter__)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.__exit__, kind, error, trace)
-
-
-def broker(
-    data: Path | str | None = None,
-    *,
-    flush: str = "sync",
-    settings: Mapping[str, str] | None = None,
-    tls: TlsSettings | None = None,
-) -> RunningBroker:
-    """A real broker for a test: `with broker() as b:` or `async with broker() as b:`.
-
-    Without `data` it starts empty and leaves nothing behind. `settings` are keys of Apache's broker.conf.
-    """
-    return RunningBroker(data, flush=flush, settings=settings, tls=tls)
+    return getattr(running, name)

@@ -212,7 +212,7 @@ class FaultDisk:
         self._change({path: None})
 
     def remove_tree(self, path: str) -> None:
-        for name in sorted(self._names):
+        for name in sorted(self._names, reverse=True):
             if name == path or name.startswith(f"{path}/"):
                 self.remove(name)
                 self.sync_dir(_parent(name))

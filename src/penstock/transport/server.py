@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from typing import Protocol, cast
@@ -73,7 +74,12 @@ class Server:
         """Takes the port, so that a service can know its address before it serves; clients wait."""
         host, port = self.address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._bound = socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
+        try:
+            self._bound = socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}"
+            ) from None
         self.address = self._bound.getsockname()[:2]
 
     def unbind(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 from msgspec import Raw, field
@@ -63,7 +63,7 @@ class Command(msgspec.Struct, kw_only=True, gc=False):
     raw_language: str | int | None = field(default=None, name="language")
     raw_ext: Raw = field(default=_NO_EXT, name="extFields")
     known_ext: ExtFields | None = field(default=None, name="!ext")
-    one_pass_head: bytes | None = field(default=None, name="!head")
+    one_pass_head: ClassVar[bytes | None] = None
 
     @property
     def is_response(self) -> bool:
@@ -133,7 +133,8 @@ _decode_any: Final = msgspec.json.Decoder(Command, strict=False).decode
 def _one_pass(header_type: type[HeaderStruct]) -> Callable[[bytes], Any]:
     """A decoder of Commands whose raw_ext is the typed header at once."""
     ext = ("raw_ext", header_type, field(name="extFields"))
-    command_type = msgspec.defstruct("Command", [ext], bases=(Command,), kw_only=True, gc=False)
+    head = ("one_pass_head", bytes | None, field(default=None, name="!head"))  # set after decoding, always
+    command_type = msgspec.defstruct("Command", [ext, head], bases=(Command,), kw_only=True, gc=False)
     return msgspec.json.Decoder(command_type, strict=False).decode
 
 
@@ -176,11 +177,11 @@ def decode_command(frame: bytes | memoryview) -> Command:
 
 def _decode_one_pass(head: bytes, decode: Callable[[bytes], Any]) -> Command:
     try:
-        command: Command = decode(head)
+        command = decode(head)
     except msgspec.ValidationError:
         return _decode_any(head)  # header() will find the field to blame
     command.one_pass_head = head
-    return command
+    return cast(Command, command)
 
 
 def _decode_binary(head: bytes) -> Command:

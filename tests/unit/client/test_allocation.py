@@ -22,9 +22,7 @@ from penstock.client.allocation import (
 from penstock.errors import InvalidArgument
 from penstock.message.queue import MessageQueue
 
-GOLDEN: dict[str, Any] = json.loads(
-    (Path(__file__).parents[2] / "golden/tables/allocation.json").read_text()
-)
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[2] / "golden/tables/allocation.json").read_text())
 
 
 class Rooms:

@@ -82,7 +82,9 @@ def test_an_unknown_stored_offset_is_an_error_not_an_absent_one(
         asyncio.run(remote.stored(Q0))
 
 
-def test_persisting_survives_a_broker_that_does_not_answer(remote: RemoteOffsetStore, backend: Backend) -> None:
+def test_persisting_survives_a_broker_that_does_not_answer(
+    remote: RemoteOffsetStore, backend: Backend
+) -> None:
     remote.update(Q0, 3, increase_only=True)
     backend.error = RequestTimeout("no answer")
     asyncio.run(remote.persist([Q0]))
@@ -100,7 +102,9 @@ def test_the_periodic_persist_writes_owned_queues_and_forgets_the_others(
     assert remote.table() == {Q0: 3}
 
 
-def test_persisting_some_queues_keeps_the_others_in_memory(remote: RemoteOffsetStore, backend: Backend) -> None:
+def test_persisting_some_queues_keeps_the_others_in_memory(
+    remote: RemoteOffsetStore, backend: Backend
+) -> None:
     remote.update(Q0, 3, increase_only=True)
     remote.update(Q1, 4, increase_only=True)
     asyncio.run(remote.persist([Q0]))

@@ -62,7 +62,9 @@ def test_put_asks_for_an_orderly_task_only_while_there_is_none(
     assert process_queue.put([make_message(3)])
 
 
-def test_taken_messages_count_until_they_are_committed(process_queue: ProcessQueue, make_message: Any) -> None:
+def test_taken_messages_count_until_they_are_committed(
+    process_queue: ProcessQueue, make_message: Any
+) -> None:
     process_queue.put([make_message(offset) for offset in range(4)])
     process_queue.take(3, 1.0)
     assert process_queue.count == 4

@@ -201,6 +201,16 @@ def test_a_peer_cannot_plant_ext_fields_past_the_header() -> None:
         decode_command(json_frame(head))
 
 
+@pytest.mark.parametrize("code", [105, 310])
+def test_names_of_our_own_in_a_header_change_nothing_of_it(code: int) -> None:
+    frame = encode_command(code, 1, ext={**SEND.to_ext(), "topic": "T"})
+    planted = frame[8:-1] + b',"!head":"Ym9vbQ==","!binary":true}'
+    command = decode_command(json_frame(planted))
+    assert command.header(GetRouteinfoByTopicHeader).topic == "T"
+    assert command.header(SendHeaderV2) == SEND
+    assert command.ext["topic"] == "T"
+
+
 def test_a_header_of_another_type_can_be_asked_for() -> None:
     command = decode_command(encode_command(310, 1, ext=SEND)[4:])
     with pytest.raises(BadHeader, match="producerGroup"):
@@ -315,9 +325,26 @@ def test_an_empty_number_in_a_json_header_is_a_bad_header() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("true", True), ("TRUE", True), ("false", False), ("yes", False), ("", False)]
+    ("text", "expected"),
+    [
+        ("true", True),
+        ("TRUE", True),
+        ("false", False),
+        ("yes", False),
+        ("", False),
+        ("0", False),
+        ("1", True),
+    ],
 )
-def test_only_the_word_true_is_true(text: str, expected: bool) -> None:
+def test_a_flag_is_true_in_any_case_and_as_1_which_java_peers_take_for_false(
+    text: str, expected: bool
+) -> None:
     for code in (310, 325):
         command = decode_command(encode_command(code, 1, ext=SEND.to_ext() | {"m": text})[4:])
         assert command.header(SendHeaderV2).batch is expected
+
+
+@pytest.mark.parametrize("text", ["5.0", "5e0"])
+def test_a_whole_number_written_as_a_fraction_is_taken_which_java_peers_refuse(text: str) -> None:
+    command = decode_command(encode_command(310, 1, ext=SEND.to_ext() | {"e": text})[4:])
+    assert command.header(SendHeaderV2).queue_id == 5

@@ -69,16 +69,11 @@ def test_the_largest_frame_passes() -> None:
     assert FrameDecoder().feed(framed(content)) == [content]
 
 
-def test_a_large_frame_in_small_reads_costs_time_in_proportion_to_its_size() -> None:
-    def seconds(size: int) -> float:
-        stream = framed(bytes(size))
-        decoder = FrameDecoder()
-        begin = time.perf_counter()
-        for at in range(0, len(stream), 4096):
-            frames = decoder.feed(stream[at : at + 4096])
-        assert len(frames) == 1
-        return time.perf_counter() - begin
-
-    small = min(seconds(1 << 20) for _ in range(3))
-    large = min(seconds(15 << 20) for _ in range(3))
-    assert large < small * 15 * 5  # copying everything again at each read would be 15 times worse than this
+def test_a_large_frame_in_small_reads_is_not_copied_again_at_each_read() -> None:
+    stream = framed(bytes(15 << 20))
+    decoder = FrameDecoder()
+    begin = time.perf_counter()
+    for at in range(0, len(stream), 4096):
+        frames = decoder.feed(stream[at : at + 4096])
+    assert len(frames) == 1
+    assert time.perf_counter() - begin < 1  # takes 30 ms; copying 29 GB would take many seconds

@@ -114,7 +114,7 @@ def test_every_header_decodes_and_encodes_to_the_same_fields(recorded: list[Reco
         elif wanted and not (record.kind == "response" and command.code in FAILED_SEND):
             assert command.header(of_type).to_ext() == wanted, record.name
             seen.add(of_type)
-    assert len(seen) > 75  # most of the headers there are
+    assert len(seen) == 95  # of 101
 
 
 # ---- bodies --------------------------------------------------------------------------------------------
@@ -228,8 +228,7 @@ def test_every_json_body_decodes_and_encodes_to_the_same_json(recorded: list[Rec
         total += 1
         identical += again == data
     assert total == 612
-    print(identical,total)
-    assert identical > total * 0.7, f"{identical} of {total} are the same bytes"
+    assert identical == 504  # in the others Java's maps happen to be in another order
 
 
 def test_the_compressed_registrations_decode(recorded: list[Recorded]) -> None:
@@ -260,5 +259,4 @@ def test_the_signatures_of_the_java_client_are_ours(recorded: list[Recorded]) ->
                 right += 1
             else:
                 wrong += 1
-    assert right > 10
-    assert wrong <= 1  # the scenario has one send that is signed with the wrong secret
+    assert (right, wrong) == (29, 1)  # the scenario has one send that is signed with the wrong secret

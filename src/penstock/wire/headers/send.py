@@ -99,16 +99,11 @@ class SendResponseHeader(HeaderStruct):
     transaction_id: str | None = None
     batch_uniq_id: str | None = None
     recall_handle: str | None = None
-    region: str | None = field(default="DefaultRegion", name="MSG_REGION")
-    trace_on: bool | None = field(default=True, name="TRACE_ON")
+    region: str = field(default="DefaultRegion", name="MSG_REGION")
+    trace_on: bool = field(default=True, name="TRACE_ON")
 
     def json_ext(self) -> bytes:
-        if (
-            self.batch_uniq_id is not None
-            or self.recall_handle is not None
-            or self.region is None
-            or self.trace_on is None
-        ):
+        if self.batch_uniq_id is not None or self.recall_handle is not None:
             return super().json_ext()
         transaction_id = self.transaction_id
         return b'{"msgId":%b,"queueId":"%d","queueOffset":"%d"%b,"MSG_REGION":%b,"TRACE_ON":"%b"}' % (
@@ -176,4 +171,4 @@ class RecallMessageHeader(RpcHeader):
 
 class RecallMessageResponseHeader(HeaderStruct):
     msg_id: str
-    region: str | None = field(default="DefaultRegion", name="MSG_REGION")
+    region: str = field(default="DefaultRegion", name="MSG_REGION")

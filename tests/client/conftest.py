@@ -164,11 +164,11 @@ class Request:
 class ScriptedServer:
     """One listening address; hands every request to the cluster."""
 
-    def __init__(self, cluster: ScriptedCluster, name: str) -> None:
+    def __init__(self, cluster: ScriptedCluster, name: str, port: int = 0) -> None:
         self.cluster = cluster
         self.name = name
         self.peers: list[Peer] = []
-        self.server = Server(self, host="127.0.0.1", port=0)
+        self.server = Server(self, host="127.0.0.1", port=port)
         self.responses: list[Command] = []
 
     @property
@@ -219,19 +219,22 @@ class ScriptedCluster:
     known_topics: set[str] | None = None
 
     async def start(self, *brokers: str, replicas: dict[str, list[int]] | None = None) -> None:
-        for name in ("ns", *brokers):
-            self.servers[name] = ScriptedServer(self, name)
-            await self.servers[name].server.start()
-            if name != "ns":
-                self.broker_addrs[name] = {0: self.servers[name].address}
+        await self.listen("ns")
+        for name in brokers:
+            self.broker_addrs[name] = {0: (await self.listen(name)).address}
         for name, broker_ids in (replicas or {}).items():
             for broker_id in broker_ids:
-                replica = f"{name}-{broker_id}"
-                self.servers[replica] = ScriptedServer(self, replica)
-                await self.servers[replica].server.start()
-                self.broker_addrs[name][broker_id] = self.servers[replica].address
+                replica = await self.listen(f"{name}-{broker_id}")
+                self.broker_addrs[name][broker_id] = replica.address
         for code, handler in self._plain().items():
             self.handlers.setdefault(("*", code), handler)
+
+    async def listen(self, name: str, port: int = 0) -> ScriptedServer:
+        """One more address, which no route names."""
+        server = ScriptedServer(self, name, port)
+        await server.server.start()
+        self.servers[name] = server
+        return server
 
     async def stop(self) -> None:
         for server in self.servers.values():

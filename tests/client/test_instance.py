@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -14,8 +15,8 @@ from penstock import ConsumeStatus, Message, MessageModel, Producer, PullConsume
 from penstock.client.config import Timings
 from penstock.client.instance import ServiceState
 from penstock.errors import ConnectFailed, NoNameServer, RequestTimeout, SendFailed, WrongState
-from penstock.testing import RunningBroker
-from penstock.transport.tls import client_context
+from penstock.testing import RunningBroker, broker
+from penstock.transport.tls import TlsSettings, client_context
 from penstock.wire.acl import sign
 from penstock.wire.bodies import ConsumerConnection, HeartbeatData
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -477,48 +478,31 @@ async def test_a_oneway_request_awaits_nothing(cluster: Any, topic: str, eventua
 
 
 @pytest.mark.scenario(13)
-async def test_the_vip_channel_serves_sends_but_not_pulls(
+async def test_the_vip_channel_takes_sends_and_questions_but_no_pulls(
     cluster: Any, topic: str, quick: Timings, eventually: Any
 ) -> None:
     async with cluster.running("b1"):
-        host, _, port = cluster.servers["b1"].address.rpartition(":")
-        consumer = (
-            PushConsumer(
-                cluster.name_server,
-                group="g",
-                listener=success,
-                subscribe={topic: "*"},
-                vip_channel=True,
-                retry_times=0,
-                timings=quick,
-            )
-            if False
-            else None
-        )
-        assert consumer is None
-        async with Producer(cluster.name_server, vip_channel=True, retry_times=1) as producer:
-            addresses: list[str] = []
-            real = producer.instance.remoting.request
-
-            async def request(address: str, *arguments: Any, **options: Any) -> Any:
-                addresses.append(address)
-                return await real(
-                    address if address != f"{host}:{int(port) - 2}" else f"{host}:{port}",
-                    *arguments,
-                    **options,
-                )
-
-            producer.instance.remoting.request = request  # type: ignore[method-assign]
+        port = cluster.servers["b1"].server.address[1]
+        await cluster.listen("vip", port - 2)
+        options: dict[str, Any] = {"vip_channel": True, "timings": quick}
+        async with Producer(cluster.name_server, group="p", **options) as producer:
             await producer.send(Message(topic, b"x"))
-            assert f"{host}:{int(port) - 2}" in addresses
+        consumer = PushConsumer(
+            cluster.name_server, group="g", listener=success, subscribe={topic: "*"}, **options
+        )
+        async with consumer:
+            await eventually(lambda: cluster.sent(RequestCode.PULL_MESSAGE))
+
+        def where(code: int) -> set[str]:
+            return {request.broker for request in cluster.sent(code)}
+
+        assert where(RequestCode.SEND_MESSAGE_V2) == {"vip"}
+        assert where(RequestCode.GET_CONSUMER_LIST_BY_GROUP) == {"vip"}
+        assert where(RequestCode.PULL_MESSAGE) == {"b1"}
+        assert where(HEARTBEAT) == {"b1"}
 
 
 async def test_tls_protects_the_whole_conversation(topic: str, tmp_path: Any) -> None:
-    import subprocess
-
-    from penstock.testing import broker
-    from penstock.transport.tls import TlsSettings
-
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = (
         f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost "

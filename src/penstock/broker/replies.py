@@ -11,7 +11,7 @@ from penstock.wire.command import Command, Ext, encode_response
 from penstock.wire.peer import Peer
 
 
-class Refusal(PenstockError):  # noqa: N818 - not an error of ours: it is an answer
+class Refusal(PenstockError):
     """Raised by a handler: the request is answered with this code and remark, and nothing else happens."""
 
     def __init__(self, code: ResponseCode, remark: str, ext: Ext | None = None) -> None:

@@ -47,7 +47,7 @@ class ReturnType(IntEnum):
     FAILED = 4
 
 
-class RetryLater(Exception):  # noqa: N818 - an answer of the listener, not an error
+class RetryLater(Exception):
     """Raised by a handler: try this message again, after the delay of a level.
 
     Level 0 lets the broker choose (longer with each attempt), 1 to 18 are its delay levels, -1 sends the

@@ -2,6 +2,7 @@ import time
 
 import pytest
 
+from penstock.store.disk import RealDisk
 from penstock.store.results import GetStatus
 
 HOUR_MS = 3_600_000
@@ -23,14 +24,14 @@ def move_to_hour(box, hour):
 
 @pytest.fixture
 def old(box):
-    """Four segments of four records, 80 hours old, the last one fresh; it is noon."""
+    """Thirteen records in four segments, 80 hours ago; two of today in the last segment; it is noon."""
     box.open(consume_queue_file_entries=5)
-    fill(box, 12)
+    fill(box, 13)
     box.checkpoint()
     box.now_ms += 80 * HOUR_MS
     move_to_hour(box, 12)
     box.disk.now_ms = box.now_ms
-    fill(box, 4, "Fresh")
+    fill(box, 2, "Fresh")
     box.checkpoint()
     return box
 
@@ -89,17 +90,33 @@ def test_queues_and_index_follow_the_log(old):
     assert store.query_keys("T", "T3", 9, 0, 1 << 60).records
     old.store.delete_expired_files()
     old.tick(70_000, times=3)
-    assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (12, 12)
+    assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (12, 13)
     assert store.get("T", 0, 3, 32).status == GetStatus.OFFSET_TOO_SMALL
     names = [name for name in old.files() if name.startswith("consumequeue/T/")]
-    assert names == [f"consumequeue/T/0/{200:020d}"], "the last file stays, so the numbering goes on"
+    assert names == [f"consumequeue/T/0/{200:020d}"]
     assert store.query_keys("T", "T3", 9, 0, 1 << 60).records == []
-    assert old.send()[1] == 12
+    assert old.send()[1] == 13
     for end in ("stop", "kill"):
         getattr(old, end)()
         store = old.open()
-        assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (12, 13)
-        assert old.bodies() == [b"body"]
+        assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (12, 14)
+        assert old.bodies()[1:] == [b"body"]
+
+
+def test_an_idle_queue_keeps_its_numbering_when_its_messages_are_gone(box):
+    store = box.open()
+    box.send("Idle")
+    fill(box, 12)
+    box.checkpoint()
+    box.disk.free_bytes = box.disk.total_bytes * 14 // 100
+    box.tick(70_000, times=3)
+    for _ in range(2):
+        assert (store.min_offset("Idle", 0), store.max_offset("Idle", 0)) == (1, 1)
+        assert store.get("Idle", 0, 0, 32).status == GetStatus.OFFSET_TOO_SMALL
+        assert store.get("Idle", 0, 1, 32).status == GetStatus.OFFSET_OVERFLOW_ONE
+        box.kill()
+        store = box.open()
+    assert box.send("Idle")[1] == 1
 
 
 def test_the_minimum_offset_lies_where_the_log_begins(box):
@@ -127,25 +144,26 @@ def test_old_index_files_go_with_the_log(box):
     assert len(store.query_keys("T", "T11", 9, 0, 1 << 60).records) == 1
 
 
-def test_queues_without_any_message_left_can_be_cleaned_away(old):
-    store = old.store
-    old.send("rmq_sys_wheel_timer")
+def test_queues_without_any_message_left_can_be_cleaned_away(box):
+    store = box.open()
+    for topic in ("Idle", "rmq_sys_wheel_timer"):
+        box.send(topic)
+    fill(box, 12)
+    box.checkpoint()
     assert store.clean_expired_consume_queues() == 0
-    store.delete_expired_files()
-    old.tick(70_000, times=3)
+    box.disk.free_bytes = box.disk.total_bytes * 14 // 100
+    box.tick(70_000, times=3)
     assert store.clean_expired_consume_queues() == 1
-    old.tick(times=2)
-    assert sorted(store.topics_with_queues()) == ["Fresh", "rmq_sys_wheel_timer"]
-    assert not [name for name in old.files() if name.startswith("consumequeue/T/")]
-    assert old.send()[1] == 0
-    old.kill()
-    old.open()
-    assert old.bodies() == [b"body"]
+    box.tick(times=2)
+    assert sorted(store.topics_with_queues()) == ["T", "rmq_sys_wheel_timer"]
+    assert not [name for name in box.files() if name.startswith("consumequeue/Idle/")]
+    assert box.send("Idle")[1] == 0
+    box.kill()
+    box.open()
+    assert box.bodies("Idle") == [b"body"]
 
 
 def test_slices_handed_out_stay_readable_when_their_file_goes(make_box, tmp_path):
-    from penstock.store.disk import RealDisk
-
     box = make_box(RealDisk(tmp_path))
     store = box.open()
     fill(box, 12)
@@ -153,6 +171,6 @@ def test_slices_handed_out_stay_readable_when_their_file_goes(make_box, tmp_path
     before = bytes(part)
     store.log.remove(0)
     assert bytes(part) == before
-    assert store.get("T", 0, 0, 1).status == GetStatus.MESSAGE_WAS_REMOVING
+    assert store.get("T", 0, 0, 1).next_offset == 5
     part.release()
     box.stop()

@@ -1,8 +1,19 @@
-"""What runs by default is quick; the long suites are asked for by the Makefile's targets."""
+"""Fixtures for all tests: `penstock` as people run it, in a process of its own.
+
+What runs by default is quick; the long suites are asked for by the Makefile's targets.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,3 +32,76 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if interop in (collection_path, *collection_path.parents) and not config.getoption("--run-interop"):
         return True
     return None
+
+
+class Running:
+    """A `penstock` command that stays, with the facts of its ready file."""
+
+    def __init__(self, ready_file: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", *arguments, "--ready-file", str(ready_file)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        deadline = time.monotonic() + 30
+        while not ready_file.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                raise RuntimeError(f"not ready: {self.process.communicate()}")
+            time.sleep(0.01)
+        self.facts: dict[str, Any] = json.loads(ready_file.read_text())
+        self.name_server: str = self.facts["name_server"]
+        self.addresses: list[str] = [broker["address"] for broker in self.facts["brokers"]]
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        """Exit code, output, error output."""
+        self.process.send_signal(number)
+        return self.end()
+
+    def end(self) -> tuple[int, str, str]:
+        output, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, output, errors
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """`start("serve", ...)` gives a running command on free ports; it is ended with the test."""
+    running: list[Running] = []
+
+    def start(command: str, *arguments: str) -> Running:
+        data = str(tmp_path / "data")
+        ports = {"serve": ("--namesrv-port", "0", "--broker-port", "0"), "namesrv": ("--namesrv-port", "0")}
+        chosen = ("--data", data) if "--data" not in arguments else ()
+        running.append(
+            Running(
+                tmp_path / f"ready-{len(running)}",
+                command,
+                *chosen,
+                *ports.get(command, ("--broker-port", "0")),
+                *arguments,
+            )
+        )
+        return running[-1]
+
+    yield start
+    for command in running:
+        if command.process.poll() is None:
+            command.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def penstock() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command to its end."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "penstock.cli", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            env={**os.environ, **environment},
+        )
+
+    return run

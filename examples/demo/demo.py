@@ -122,7 +122,7 @@ def analyse(name_server: str) -> Report:
             message_ids=sum(row.ids for row in rows),
             retries=retries,
             cents=int(sum(row.cents for row in rows)),
-            cents_written_back=int(written.head()[0]),
+            cents_written_back=int(written.collect()[0].cents),
         )
     finally:
         spark.stop()

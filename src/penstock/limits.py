@@ -83,6 +83,9 @@ WAITING_REPLIES: Final = 1_000_000
 QUERY_MAX_MESSAGES: Final = 64
 """Protocol: messages in the answer to one key query (maxMsgsNumBatch)."""
 
+QUERY_MAX_BYTES: Final = 8 * 1024 * 1024
+"""Bytes in the answer to one key query: it must fit a frame, and not hold a connection's buffer for long."""
+
 DELAY_DELIVERIES_PER_TICK: Final = 1_000
 """Due messages of one delay level moved in one tick, so that a backlog cannot stall other requests."""
 

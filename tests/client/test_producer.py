@@ -24,6 +24,7 @@ from penstock.message.ids import parse_offset_id
 from penstock.message.record import RecordView
 from penstock.testing import RunningBroker
 from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.headers import SendResponseHeader
 
 SEND, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 
@@ -251,8 +252,6 @@ async def test_stored_without_confirmation_is_a_result_not_an_error(
     cluster: Any, topic: str, quick: Timings, code: int, status: SendStatus
 ) -> None:
     def unconfirmed(request: Any) -> Any:
-        from penstock.wire.headers import SendResponseHeader
-
         header = SendResponseHeader(msg_id="7F0000010000A7E50000000000000000", queue_id=0, queue_offset=1)
         return request.reply(code, header)
 
@@ -330,7 +329,8 @@ async def test_send_many_gives_a_result_for_each_message_in_order(server: Runnin
             assert record.queue_offset == results[place].queue_offset
             assert record.queue_id == results[place].queue.queue_id
         assert (await stored(producer, results[8].offset_message_id)).sys_flag == 0x301
-    assert len({(result.queue, result.queue_offset) for result in results}) == 1_500
+    del results[7]  # its offset is one of the delay level's queue
+    assert len({(result.queue, result.queue_offset) for result in results}) == 1_499
 
 
 async def test_send_many_keeps_the_order_of_each_key(server: RunningBroker, topic: str) -> None:

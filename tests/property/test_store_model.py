@@ -19,6 +19,7 @@ topics = st.sampled_from(["A", "B", "%RETRY%" + "g" * 140])
 queue_ids = st.integers(0, 1)
 bodies = st.one_of(st.binary(max_size=40), st.integers(500, 1500).map(bytes))
 tags = st.sampled_from(["", "x", "y"])
+batches = st.lists(st.tuples(st.binary(max_size=300), tags), max_size=4)
 born_hosts = st.sampled_from([HOST, bytes(20)])
 
 
@@ -79,7 +80,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert offset == self.expected_offset((topic, queue_id))
         self.waiting.append(((topic, queue_id), (body, tag, key, self.now_ms)))
 
-    @rule(topic=topics, queue_id=queue_ids, messages=st.lists(st.tuples(st.binary(max_size=300), tags), max_size=4))
+    @rule(
+        topic=topics,
+        queue_id=queue_ids,
+        messages=st.lists(st.tuples(st.binary(max_size=300), tags), max_size=4),
+    )
     def send_batch(self, topic: str, queue_id: int, messages: list[tuple[bytes, str]]) -> None:
         keyed = [(body, tag, self.next_key()) for body, tag in messages]
         items = [(0, body, properties_of(tag, key)) for body, tag, key in keyed]
@@ -95,7 +100,9 @@ class StoreMachine(RuleBasedStateMachine):
             return
         flush.run()
         arrivals = self.store.flushed(flush)
-        assert [(arrival.topic, arrival.queue_id) for arrival in arrivals] == [name for name, _ in self.waiting]
+        assert [(arrival.topic, arrival.queue_id) for arrival in arrivals] == [
+            name for name, _ in self.waiting
+        ]
         for queue, message in self.waiting:
             self.visible.setdefault(queue, []).append(message)
         self.waiting.clear()
@@ -152,7 +159,9 @@ class StoreMachine(RuleBasedStateMachine):
     def read(self, topic: str, queue_id: int, offset: int, count: int, tag: str) -> None:
         messages = self.visible.get((topic, queue_id), [])
         wanted = tag_code(tag)
-        result = self.store.get(topic, queue_id, offset, count, (lambda code: code == wanted) if tag else None)
+        result = self.store.get(
+            topic, queue_id, offset, count, (lambda code: code == wanted) if tag else None
+        )
         if not 0 <= offset < len(messages):
             assert result.status not in (GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE)
             assert result.next_offset == max(0, min(offset, len(messages)))
@@ -183,7 +192,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def query(self, data: st.DataObject) -> None:
-        everything = [(queue, at, message) for queue, all_ in self.visible.items() for at, message in enumerate(all_)]
+        everything = [
+            (queue, at, message) for queue, all_ in self.visible.items() for at, message in enumerate(all_)
+        ]
         if everything:
             (topic, queue_id), at, message = data.draw(st.sampled_from(everything))
             result = self.store.query_keys(topic, message[2], 64, 0, self.now_ms)

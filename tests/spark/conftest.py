@@ -18,6 +18,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "scenario(*numbers): numbered scenarios of the Spark integration")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test with a session also waits for the JVM, on a busy machine for a minute."""
+    for item in items:
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))
+
+
 class Topics:
     """Topics with messages at known places, on whichever cluster the tests run against."""
 
@@ -99,6 +106,12 @@ class Topics:
             address, group, MessageQueue(topic, name, queue_id), zero_if_not_found=False
         )
         return self.brokers.run(query)
+
+
+@pytest.fixture
+def topics_of() -> Callable[[str], Topics]:
+    """For tests with a broker of their own."""
+    return Topics
 
 
 @pytest.fixture(scope="session")

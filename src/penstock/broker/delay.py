@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import limits
 from penstock.broker.persistence import Kind, Note, other_members, read_version
 from penstock.broker.stored_copy import append_copy
-from penstock.errors import CorruptRecord, InvalidArgument, StoreFull
+from penstock.errors import InvalidArgument, StoreFull
 from penstock.message.names import HALF_TOPIC, SCHEDULE_TOPIC
 from penstock.message.properties import Key, find_property
 from penstock.message.record import RecordView
@@ -80,7 +80,7 @@ class DelayLevels:
         if clamped != offset:
             offset = self._next[level] = clamped
             self._moving.append((store.end, level, offset))
-        if offset < newest:
+        if offset < newest and store.end - store.durable <= limits.PENDING_FLUSH_BYTES:
             due = store.entries(SCHEDULE_TOPIC, queue_id, offset, limits.DELAY_DELIVERIES_PER_TICK)
             for physical_offset, _, due_ms in due:
                 if now_ms < due_ms <= now_ms + self._delays_ms[queue_id]:
@@ -96,10 +96,7 @@ class DelayLevels:
         stored = store.read_record(physical_offset)
         if stored is None:
             return
-        try:
-            record = RecordView(stored)
-        except CorruptRecord:
-            return
+        record = RecordView(stored)
         properties = record.properties_text
         topic = find_property(properties, Key.REAL_TOPIC)
         queue_id = find_property(properties, Key.REAL_QID) or ""

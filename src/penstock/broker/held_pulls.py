@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from penstock import limits
 from penstock.broker.filters import PullFilter
-from penstock.errors import CorruptRecord
 from penstock.message.record import RecordView
 from penstock.wire.command import Command
 from penstock.wire.headers import PullHeader
@@ -87,12 +86,7 @@ class HeldPulls:
         if by_record is None:
             return True
         record = self._store.read_record(arrival.physical_offset)
-        if record is None:
-            return True
-        try:
-            return by_record(RecordView(record))
-        except CorruptRecord:
-            return True
+        return record is None or by_record(RecordView(record))
 
     def tick(self, now_ms: int) -> None:
         deadlines = self._deadlines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock import limits
 from penstock.broker.replies import Refusal
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.command import RESPONSE_FLAG, Command, encode_head
@@ -56,11 +57,11 @@ class Queries:
         if not records:
             remark = "can not find message, maybe time range not correct"
             raise Refusal(ResponseCode.QUERY_NOT_FOUND, remark, answer)
-        self._send_records(peer, command, records, answer)
+        self._send_records(peer, command, _first_bytes(records), answer)
 
     def view_message(self, peer: Peer, command: Command, now_ms: int) -> None:
         offset = command.header(ViewMessageByIdHeader).offset
-        record = self._store.read_record(offset) if offset >= 0 else None
+        record = self._store.read_record(offset)
         if record is None:
             raise Refusal(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         self._send_records(peer, command, [record], None)
@@ -101,3 +102,13 @@ class Queries:
         header = command.header(GetEarliestMsgStoretimeHeader)
         timestamp = self._store.earliest_time(header.topic, header.queue_id)
         self._broker.reply(peer, command, ext=GetEarliestMsgStoretimeResponseHeader(timestamp))
+
+
+def _first_bytes(records: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    """As many records, at least one, as may go into one answer."""
+    size = 0
+    for count, record in enumerate(records):
+        size += len(record)
+        if size > limits.QUERY_MAX_BYTES and count:
+            return records[:count]
+    return records

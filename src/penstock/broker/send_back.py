@@ -8,7 +8,6 @@ from penstock.broker.replies import Refusal
 from penstock.broker.send_rules import HEADER_RETRIES_VERSION
 from penstock.broker.stored_copy import append_copy
 from penstock.broker.topics import PERM_WRITE
-from penstock.errors import CorruptRecord
 from penstock.message.ids import offset_id
 from penstock.message.names import dlq_topic, retry_topic
 from penstock.message.properties import Key, drop_property, find_property
@@ -101,10 +100,7 @@ class SendBack:
         broker.reply(peer, command, position=position)
 
     def _find(self, offset: int) -> RecordView:
-        stored = self._broker.store.read_record(offset) if offset >= 0 else None
-        if stored is not None:
-            try:
-                return RecordView(stored)
-            except CorruptRecord:
-                pass
-        raise Refusal(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
+        stored = self._broker.store.read_record(offset)
+        if stored is None:
+            raise Refusal(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
+        return RecordView(stored)

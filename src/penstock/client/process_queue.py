@@ -28,6 +28,7 @@ class ProcessQueue:
         "cached_bytes",
         "consuming",
         "dropped",
+        "held",
         "last_consume_ms",
         "last_lock_ms",
         "last_pull_ms",
@@ -53,6 +54,8 @@ class ProcessQueue:
         """Messages at the broker behind the last one pulled."""
         self.dropped = False
         """Given up; never taken back. Nothing more is pulled, consumed or committed."""
+        self.held = False
+        """Dropped while its offset is repaired: a rebalance leaves it alone if it is still assigned."""
         self.consuming = False
         """Orderly consumption: a task for this queue is queued, running or scheduled."""
         self.locked = False

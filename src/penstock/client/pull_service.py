@@ -64,6 +64,8 @@ class PullService:
             request = await self._requests.get()
             consumer = self._instance.consumers.get(request.group)
             if consumer is None:
+                if request.process_queue.dropped:  # the consumer has left in order
+                    continue
                 log.warning(
                     "no consumer for group %s here, its pull request is dropped: %s", request.group, request
                 )

@@ -311,7 +311,7 @@ class Puller:
         next rebalance starts the queue anew."""
         asked = request.next_offset
         request.next_offset = result.next_offset
-        request.process_queue.dropped = True
+        self._consumer.rebalancer.hold(request.process_queue)
         delay_ms = self._settings.timings.offset_illegal_ms
         log.warning(
             "%s has no offset %d; it is started anew at %d in %d ms",
@@ -324,10 +324,12 @@ class Puller:
 
     async def _repair(self, request: PullRequest, delay_ms: int) -> None:
         await asyncio.sleep(delay_ms / 1000)
-        store = self._consumer.offset_store
-        store.freeze(request.queue, request.next_offset)
-        await store.persist([request.queue])
-        await self._consumer.rebalancer.drop(request.process_queue)
+        store, rebalancer = self._consumer.offset_store, self._consumer.rebalancer
+        async with rebalancer.lock:
+            if rebalancer.owns(request.process_queue):
+                store.freeze(request.queue, request.next_offset)
+                await store.persist([request.queue])
+                await rebalancer.let_go(request.process_queue)
         self._instance.rebalance_service.wake()
 
     def _failed(self, request: PullRequest, error: PenstockError) -> None:

@@ -174,19 +174,23 @@ class PushConsumer(ConsumerBase):
         """Starts queues of a topic anew at the given offsets. The pause lets listeners that run now end,
         so that their results do not move the new offsets."""
         self.paused = True
+        rebalancer = self.rebalancer
         try:
-            owned = {
-                queue: process_queue
-                for queue, process_queue in self.rebalancer.queues.items()
-                if queue.topic == topic and queue in offsets
-            }
-            for process_queue in owned.values():
-                process_queue.dropped = True
-                process_queue.clear()
+            async with rebalancer.lock:
+                owned = [
+                    process_queue
+                    for queue, process_queue in rebalancer.queues.items()
+                    if queue.topic == topic and queue in offsets
+                ]
+                for process_queue in owned:
+                    rebalancer.hold(process_queue)
+                    process_queue.clear()
             await asyncio.sleep(self.settings.timings.reset_offset_wait_ms / 1000)
-            for queue, process_queue in owned.items():
-                self.offset_store.update(queue, offsets[queue], increase_only=False)
-                await self.rebalancer.drop(process_queue)
+            async with rebalancer.lock:
+                for process_queue in filter(rebalancer.owns, owned):
+                    queue = process_queue.queue
+                    self.offset_store.update(queue, offsets[queue], increase_only=False)
+                    await rebalancer.let_go(process_queue)
         finally:
             await self.resume()
 

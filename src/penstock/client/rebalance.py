@@ -126,12 +126,13 @@ class Rebalancer:
         self._loop = loop
         self._idle_ms = idle_ms
         """A queue not pulled for so long is started anew; None for consumers that pull at their own pace."""
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
+        """Held while queues are taken and given up."""
         self.queues: dict[MessageQueue, ProcessQueue] = {}
 
     async def run(self) -> bool:
         """One rebalance over all topics; False if it should be done again soon."""
-        async with self._lock:
+        async with self.lock:
             balanced = True
             topics = set(self._owner.topics())
             for topic in sorted(topics):
@@ -188,14 +189,14 @@ class Rebalancer:
             elif queue not in wanted:
                 process_queue.dropped = True
             # A queue that was dropped before and could not be let go then is tried again, wanted or not.
-            if process_queue.dropped:
+            if process_queue.dropped and not (process_queue.held and queue in wanted):
                 changed |= await self._remove(queue, process_queue)
         return changed
 
     async def _remove(self, queue: MessageQueue, process_queue: ProcessQueue) -> bool:
         if not await self._owner.give_up(process_queue):
             return False
-        if self.queues.get(queue) is process_queue:
+        if self.owns(process_queue):
             del self.queues[queue]
         log.info("group %s gives up %s", self._owner.group, queue)
         return True
@@ -229,11 +230,18 @@ class Rebalancer:
                 log.info("group %s takes %s from offset %d", owner.group, queue, offset)
         return new, all_locked
 
-    async def drop(self, process_queue: ProcessQueue) -> None:
-        """Lets one queue go outside of a rebalance; the next one takes it again if it is still assigned."""
-        process_queue.dropped = True
-        if await self._owner.give_up(process_queue) and self.queues.get(process_queue.queue) is process_queue:
+    def hold(self, process_queue: ProcessQueue) -> None:
+        """Drops a queue whose offset has to be repaired before a rebalance may take it again."""
+        process_queue.dropped = process_queue.held = True
+
+    async def let_go(self, process_queue: ProcessQueue) -> None:
+        """Ends what `hold` began; the next rebalance takes the queue again if it is still assigned."""
+        process_queue.held = False
+        if await self._owner.give_up(process_queue):
             del self.queues[process_queue.queue]
+
+    def owns(self, process_queue: ProcessQueue) -> bool:
+        return self.queues.get(process_queue.queue) is process_queue
 
     def drop_all(self) -> None:
         for process_queue in self.queues.values():

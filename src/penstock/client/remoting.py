@@ -146,36 +146,34 @@ class Remoting:
         A server that is going away is asked once more on a new connection. A connection on which nothing
         was heard since the request was sent is given up with it, or a dead peer would be asked for ever.
         """
-        response = await self._attempt(address, code, header, body, timeout_ms)
-        if response.code != ResponseCode.GO_AWAY:
-            return response
-        self.forget(address)
-        response = await self._attempt(address, code, header, body, timeout_ms)
-        if response.code == ResponseCode.GO_AWAY:
-            raise SendFailed(f"{address} is shutting down")
-        return response
-
-    async def _attempt(
-        self, address: str, code: int, header: Ext | None, body: Body, timeout_ms: int
-    ) -> Command:
-        started = self._loop.time()
-        channel = self.ready(address)
-        if channel is None:
+        gone_away = False
+        while True:
+            began = self._loop.time()
+            channel = self._channels.get(address)
+            if channel is None or channel.closed:
+                channel = await self._connected(address, timeout_ms)
+                timeout_ms -= int((self._loop.time() - began) * 1000)
+                if timeout_ms <= 0:
+                    raise ConnectFailed(f"{address}: no time left after connecting")
             try:
-                async with asyncio.timeout(timeout_ms / 1000):
-                    channel = await self.connection(address)
-            except TimeoutError:
-                raise ConnectFailed(f"{address}: no connection in {timeout_ms} ms") from None
-        left_ms = timeout_ms - int((self._loop.time() - started) * 1000)
-        if left_ms <= 0:
-            raise ConnectFailed(f"{address}: no time left after connecting")
-        sent = self._loop.time()
+                response = await channel.request(code, header, body, timeout_ms)
+            except RequestTimeout:
+                if channel.heard < began:
+                    channel.abort()
+                raise
+            if response.code != ResponseCode.GO_AWAY:
+                return response
+            self.forget(address)
+            if gone_away:
+                raise SendFailed(f"{address} is shutting down")
+            gone_away = True
+
+    async def _connected(self, address: str, timeout_ms: int) -> Channel:
         try:
-            return await channel.request(code, header, body, left_ms)
-        except RequestTimeout:
-            if channel.heard < sent:
-                channel.abort()
-            raise
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.connection(address)
+        except TimeoutError:
+            raise ConnectFailed(f"{address}: no connection in {timeout_ms} ms") from None
 
     async def oneway(self, address: str, code: int, header: Ext | None = None, body: Body = b"") -> None:
         channel = self.ready(address) or await self.connection(address)

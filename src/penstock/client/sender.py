@@ -150,6 +150,7 @@ class Sender:
         self.faults = LatencyFaults(settings.latency_steps_ms, enabled=settings.latency_fault_tolerance)
         self._publish: dict[str, PublishInfo] = {}
         self._retry_codes = RETRIABLE_CODES | settings.retry_response_codes
+        self._request = instance.remoting.request
 
     # ---- routes -------------------------------------------------------------------------------------
 
@@ -279,7 +280,7 @@ class Sender:
         if first and self.settings.vip_channel:
             address = vip_address(address)
         if not self.hooks:
-            response = await self.instance.api.send(
+            response = await self._request(
                 address, message.code, self._header(message, queue), message.body, timeout_ms
             )
             return read_result(response, message, queue, address)
@@ -287,7 +288,7 @@ class Sender:
             hook.before(self.group, queue, message)
         result, failure = None, None
         try:
-            response = await self.instance.api.send(
+            response = await self._request(
                 address, message.code, self._header(message, queue), message.body, timeout_ms
             )
             result = read_result(response, message, queue, address)

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, cast
 
 log = logging.getLogger("penstock.client")
 
@@ -82,7 +82,6 @@ class WorkerPool:
             if len(self._tasks) < self._size:
                 task = self._loop.create_task(self._run_tasks(), name=self._name)
                 self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
             return True
         if len(self._threads) < self._size and (not self._threads or not self._jobs.empty()):
             number = len(self._threads) + 1
@@ -118,20 +117,24 @@ class WorkerPool:
     async def _run_tasks(self) -> None:
         waiting, done = self._waiting, self._done
         count = 0
-        while waiting:
-            job = waiting.popleft()
-            try:
-                await job.run_async()
-            except asyncio.CancelledError:
-                self._outstanding -= 1
-                raise
-            done.append(job)
-            if not self._drain_due:
-                self._drain_due = True
-                self._loop.call_soon(self._drain)
-            count += 1
-            if count % ASYNC_RUN == 0:
-                await asyncio.sleep(0)
+        try:
+            while waiting:
+                job = waiting.popleft()
+                try:
+                    await job.run_async()
+                except asyncio.CancelledError:
+                    self._outstanding -= 1
+                    raise
+                done.append(job)
+                if not self._drain_due:
+                    self._drain_due = True
+                    self._loop.call_soon(self._drain)
+                count += 1
+                if count % ASYNC_RUN == 0:
+                    await asyncio.sleep(0)
+        finally:
+            # Here and not in a callback: until the callback ran, a new job would count on this task.
+            self._tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     # ---- both ---------------------------------------------------------------------------------------
 
@@ -158,7 +161,7 @@ class WorkerPool:
     def stop(self) -> None:
         """No more jobs. Coroutines are cancelled; a plain function that hangs keeps its daemon thread."""
         self._stopped = True
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         for _ in self._threads:
             self._jobs.put(None)

@@ -78,6 +78,9 @@ class CommitLog:
 
     def open_last(self) -> None:
         """Get ready to write behind `durable`."""
+        if self.last_file is not None:
+            self.last_file.close()
+            self.last_file = None
         base = self.durable - self.durable % self.file_size
         if self.starts and self.starts[-1] == base:
             self.last_file = self.disk.open(segment_path(base))

@@ -44,7 +44,8 @@ class Retention:
                 self._queues = list(self._store.queues.values())
                 paths += self._index_files()
         for queue in self._queues[:QUEUES_PER_RUN]:
-            paths += self._queue_files(queue)
+            if self._store.is_live(queue):
+                paths += self._queue_files(queue)
         del self._queues[:QUEUES_PER_RUN]
         return paths
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from penstock.limits import PULL_MAX_BYTES, QUERY_MAX_MESSAGES
 from penstock.message.names import is_system_topic
 from penstock.message.record import RecordView
-from penstock.store.commit_log import segment_path
+from penstock.store.commit_log import Flush, segment_path
 from penstock.store.config_files import ConfigFiles
 from penstock.store.consume_queue import DIRECTORY, ConsumeQueue
 from penstock.store.disk import Disk, sync_files
@@ -66,11 +66,9 @@ class Store(Writer):
         return store
 
     def _start(self, recovery: Recovery, now_ms: int) -> None:
-        self._tombstones = {
-            topic: position
-            for topic, position in recovery.tombstones.items()
-            if position > self.log.min_offset
-        }
+        oldest = self.log.min_offset
+        self._tombstones = {topic: end for topic, end in recovery.tombstones.items() if end > oldest}
+        self._fit_tombstones()
         self.log.open_last()
         self.journal.open()
         self._write_from(self.log.durable, recovery.store_ms)
@@ -217,6 +215,18 @@ class Store(Writer):
             self._destroy(queue)
         self.removals.append(f"{DIRECTORY}/{topic}")
 
+    def _fit_tombstones(self) -> None:
+        """Positions behind the end of a log that was cut go to new records, which nobody has deleted."""
+        end = self.log.durable
+        fitted = {topic: min(position, end) for topic, position in self._tombstones.items()}
+        if fitted != self._tombstones:
+            save_tombstones(self.disk, fitted)
+            self._tombstones = fitted
+
+    def _wipe(self, failed: Flush) -> None:
+        super()._wipe(failed)
+        self._fit_tombstones()
+
     def clean_expired_consume_queues(self) -> int:
         """Destroy queues whose messages are all gone from the log; they begin again at offset 0.
 
@@ -252,7 +262,10 @@ class Store(Writer):
 
     def live_dirty(self) -> list[ConsumeQueue]:
         """Queues to be written; those of topics that were deleted meanwhile are dropped."""
-        queues = self.queues
-        live = [queue for queue in self.dirty if queues.get((queue.topic, queue.queue_id)) is queue]
+        live = [queue for queue in self.dirty if self.is_live(queue)]
         self.dirty = dict.fromkeys(live)
         return live
+
+    def is_live(self, queue: ConsumeQueue) -> bool:
+        """Not deleted: its directory may belong to a new queue of the same name."""
+        return self.queues.get((queue.topic, queue.queue_id)) is queue

@@ -145,7 +145,7 @@ class Upkeep:
         if round_.queues:
             queues = round_.queues[:QUEUES_PER_BATCH]
             del round_.queues[:QUEUES_PER_BATCH]
-            return [self._queue_job(queue, sync=True) for queue in queues]
+            return [self._queue_job(queue, sync=True) for queue in queues if self._store.is_live(queue)]
         self._round = None
         self._next_checkpoint_ms = now_ms + CHECKPOINT_INTERVAL_MS
         sync_log = self._store.log_sync()

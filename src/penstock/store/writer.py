@@ -356,13 +356,16 @@ class Writer:
         """Wipe what a failed flush left on disk; False if that fails, too."""
         if self._failed is not None:
             try:
-                self.log.cut(self.log.durable)
-                self.log.open_last()
-                self.journal.cut_back(self._failed.journal)
+                self._wipe(self._failed)
             except OSError:
                 return False
             self._failed = None
         return True
+
+    def _wipe(self, failed: Flush) -> None:
+        self.log.cut(self.log.durable)
+        self.log.open_last()
+        self.journal.cut_back(failed.journal)
 
 
 def _too_large(body_size: int, max_body: int, properties_size: int) -> MessageTooLarge:

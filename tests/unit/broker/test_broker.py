@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.message.record import RecordView
+from penstock.message.record import RecordView, split_records
 from penstock.wire.bodies import TopicConfig
 
 
@@ -113,12 +113,7 @@ def test_messages_are_found_by_key_and_time(bench: Any) -> None:
         fields = {"topic": "T", "key": key, "maxNum": 32, "beginTimestamp": begin, "endTimestamp": end}
         answer = bench.ask(12, fields)
         assert "indexLastUpdateTimestamp" in answer.ext
-        found, position = [], 0
-        while answer.code == 0 and position < len(answer.body):
-            record = RecordView(answer.body, position)
-            found.append(bytes(record.body))
-            position += record.size
-        return found
+        return [bytes(record.body) for record in split_records(answer.body or b"")]
 
     now = bench.now_ms
     assert bodies("order-2", 0, now + 1) == [b"one", b"two"]
@@ -134,3 +129,15 @@ def test_the_ends_of_a_queue_are_told(bench: Any) -> None:
     assert bench.ask(30, place).ext == {"offset": "3"}
     assert bench.ask(31, place).ext == {"offset": "0"}
     assert bench.ask(32, place).ext == {"timestamp": str(bench.now_ms)}
+
+
+def test_the_answer_to_a_key_query_has_a_bound(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        bench.send("T", bytes(1_000), properties="KEYS\x01k\x02")
+    bench.store.tick(bench.now_ms)
+    fields = {"topic": "T", "key": "k", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": bench.now_ms + 1}
+    assert len(split_records(bench.ask(12, fields).body)) == 3
+    monkeypatch.setattr("penstock.limits.QUERY_MAX_BYTES", 2_500)
+    assert len(split_records(bench.ask(12, fields).body)) == 2
+    monkeypatch.setattr("penstock.limits.QUERY_MAX_BYTES", 10)
+    assert len(split_records(bench.ask(12, fields).body)) == 1

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.message.record import split_records
 from penstock.message.tags import tag_code
+from penstock.store.results import GetResult, GetStatus
 from penstock.wire.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -215,6 +216,33 @@ def test_a_queue_that_was_never_written_has_no_message(bench: Any) -> None:
     bench.broker.topics.put(TopicConfig("T", read_queue_nums=2), bench.now_ms)
     assert (bench.pull("T", 0).code, bench.pull("T", 0).remark) == (19, "NO_MESSAGE_IN_QUEUE")
     assert bench.pull("T", 3).code == 21
+
+
+@pytest.mark.behaviour("STO-2", "STO-4")
+@pytest.mark.parametrize(
+    ("status", "offset", "code"),
+    [
+        (GetStatus.FOUND, 3, 0),
+        (GetStatus.NO_MATCHED_MESSAGE, 3, 20),
+        (GetStatus.MESSAGE_WAS_REMOVING, 3, 20),
+        (GetStatus.OFFSET_FOUND_NULL, 3, 19),
+        (GetStatus.OFFSET_OVERFLOW_ONE, 3, 19),
+        (GetStatus.OFFSET_OVERFLOW_BADLY, 3, 21),
+        (GetStatus.OFFSET_TOO_SMALL, 3, 21),
+        (GetStatus.NO_MESSAGE_IN_QUEUE, 3, 21),
+        (GetStatus.NO_MESSAGE_IN_QUEUE, 0, 19),
+        (GetStatus.NO_MATCHED_LOGIC_QUEUE, 3, 21),
+        (GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 19),
+    ],
+)
+def test_every_status_has_its_code_and_is_named(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, status: GetStatus, offset: int, code: int
+) -> None:
+    bench.send("T")
+    monkeypatch.setattr(bench.store, "get", lambda *_: GetResult(status, 7, 5, 9, [], 0, 0))
+    answer = bench.pull("T", offset)
+    assert (answer.code, answer.remark) == (code, status.name)
+    assert [answer.ext[key] for key in ("nextBeginOffset", "minOffset", "maxOffset")] == ["7", "5", "9"]
 
 
 # ---- long polling -----------------------------------------------------------------------------------

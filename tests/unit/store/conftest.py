@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from penstock.message.properties import encode_properties
 from penstock.message.record import RecordView, split_records
 from penstock.store.dispatch import keys_of, tag_code_of
 from penstock.store.results import Arrival, GetStatus
@@ -44,9 +45,13 @@ class Harness:
         )
         return self.store
 
-    def put(self, topic: str = "T", queue_id: int = 0, body: bytes = b"body", **fields: Any) -> tuple[int, int]:
+    def put(
+        self, topic: str = "T", queue_id: int = 0, body: bytes = b"body", **fields: Any
+    ) -> tuple[int, int]:
         """Append without flushing."""
-        properties = "".join(f"{key}\x01{value}\x02" for key, value in fields.pop("props", {}).items()).encode()
+        properties = "".join(
+            f"{key}\x01{value}\x02" for key, value in fields.pop("props", {}).items()
+        ).encode()
         return self.store.append(
             topic,
             queue_id,

@@ -9,7 +9,9 @@ HOST_V6 = bytes(15) + b"\x01" + (10911).to_bytes(4, "big")
 
 def test_a_record_in_the_log_has_exactly_the_bytes_of_the_record_format(box):
     store = box.open()
-    position, offset = box.send("Topic", 3, b"hello", props={"TAGS": "a"}, flag=7, sys_flag=1, reconsume_times=2)
+    position, offset = box.send(
+        "Topic", 3, b"hello", props={"TAGS": "a"}, flag=7, sys_flag=1, reconsume_times=2
+    )
     expected = encode_record(
         topic=b"Topic",
         queue_id=3,
@@ -45,7 +47,11 @@ def test_long_topics_and_ipv6_hosts_are_stored_too(box, topic, born_host):
 
 def test_a_batch_gives_the_same_records_as_single_sends(box):
     store = box.open()
-    items = [(1, b"one", b"TAGS\x01a\x02"), (2, b"", b""), (3, memoryview(b"three"), memoryview(b"k\x01v\x02"))]
+    items = [
+        (1, b"one", b"TAGS\x01a\x02"),
+        (2, b"", b""),
+        (3, memoryview(b"three"), memoryview(b"k\x01v\x02")),
+    ]
     positions, first = store.append_batch("T", 0, 0, 5, HOST_V6, 4, items, box.now_ms)
     box.flush()
     records = box.records()
@@ -151,7 +157,11 @@ def test_prepared_and_rolled_back_records_are_in_the_log_but_in_no_queue(box):
     arrivals = box.flush()
     assert [arrival.queue_offset for arrival in arrivals] == [0, 1]
     assert [record.sys_flag for record in box.records()] == [8, 0]
-    assert [len(store.query_keys("T", f"U{flag}", 9, 0, box.now_ms).records) for flag in (4, 12, 8)] == [1, 0, 1]
+    assert [len(store.query_keys("T", f"U{flag}", 9, 0, box.now_ms).records) for flag in (4, 12, 8)] == [
+        1,
+        0,
+        1,
+    ]
     box.kill()
     box.open()
     assert [record.sys_flag for record in box.records()] == [8, 0]

@@ -47,7 +47,9 @@ def test_a_bad_bak_is_an_error_that_names_it_and_changes_nothing():
     disk = FaultDisk(1)
     disk.write_bytes("config/topics.json", b"{")
     disk.write_bytes("config/topics.json.bak", b"[")
-    with pytest.raises(StoreDamaged, match=r"config/topics\.json\.bak cannot be read.*repair it, or delete it"):
+    with pytest.raises(
+        StoreDamaged, match=r"config/topics\.json\.bak cannot be read.*repair it, or delete it"
+    ):
         ConfigFiles(disk).load("topics.json", json.loads)
     assert disk.read_bytes("config/topics.json") == b"{"
     assert disk.read_bytes("config/topics.json.bak") == b"["

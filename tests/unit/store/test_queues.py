@@ -78,7 +78,7 @@ def test_a_deleted_topic_begins_again_at_zero(box):
     store.delete_topic("Gone")
     box.flush()
     assert store.topics_with_queues() == {}
-    assert box.send("Gone", 0, b"new") [1] == 0
+    assert box.send("Gone", 0, b"new")[1] == 0
     box.tick()
     box.checkpoint()
     assert box.bodies("Gone") == [b"new"]

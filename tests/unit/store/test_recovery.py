@@ -216,7 +216,11 @@ def test_damage_in_front_of_sound_messages_is_not_taken_for_a_torn_tail(filled):
         filled.send(body=b"%04d" % number + bytes(900))
     filled.kill()
     change(filled, segment(12288), 992 + 10, b"damage")
-    refused(filled, StoreDamaged, rf"{segment(12288)} is damaged at byte \d+, but {segment(16384)} behind it is sound")
+    refused(
+        filled,
+        StoreDamaged,
+        rf"{segment(12288)} is damaged at byte \d+, but {segment(16384)} behind it is sound",
+    )
 
 
 def test_a_directory_that_holds_something_else_is_refused(box):
@@ -229,7 +233,12 @@ def test_an_empty_directory_becomes_a_store(make_box, tmp_path: Path):
     box.open()
     assert box.send() == (0, 0)
     box.stop()
-    assert sorted(os.listdir(tmp_path / "new" / "store")) == ["checkpoint", "commitlog", "consumequeue", "lock"]
+    assert sorted(os.listdir(tmp_path / "new" / "store")) == [
+        "checkpoint",
+        "commitlog",
+        "consumequeue",
+        "lock",
+    ]
 
 
 def test_strange_files_of_apache_are_left_alone(make_box, tmp_path: Path):

@@ -43,7 +43,11 @@ def test_where_all_messages_are_gone_the_minimum_is_the_answer(box):
 
 def test_store_times_of_messages_queues_and_store(box):
     store = box.open()
-    assert (store.earliest_time("T", 0), store.store_time("T", 0, 0), store.earliest_store_time()) == (-1, -1, -1)
+    assert (store.earliest_time("T", 0), store.store_time("T", 0, 0), store.earliest_store_time()) == (
+        -1,
+        -1,
+        -1,
+    )
     start = box.now_ms
     box.send("Other")
     box.now_ms += 5

@@ -1,6 +1,7 @@
 """A real broker for the client's tests, and a scripted one for answers that a healthy broker never gives.
 
-Tests may be coroutines; each runs in a loop of its own and must leave no client instance behind.
+Tests may be coroutines; each runs in a loop of its own and must leave no client instance behind. With
+--server=apache the tests on the real broker run against Apache's, and only those.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import asyncio
 import contextlib
 import inspect
 import itertools
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +57,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "scenario(number): scenarios at the end of the client chapter")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--server") == "penstock":
+        return
+    here = Path(__file__).parent
+    others = [
+        item
+        for item in items
+        if here in item.path.parents and "server" not in getattr(item, "fixturenames", ())
+    ]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
@@ -70,13 +86,29 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@dataclass
+class ApacheBroker:
+    """What the tests ask of a broker, from Apache's."""
+
+    name_server: str
+    address: str
+    broker_name: str = "broker-a"
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[RunningBroker]:
+def server(request: pytest.FixtureRequest) -> Iterator[RunningBroker | ApacheBroker]:
     settings = {
         "messageDelayLevel": QUICK_LEVELS,
         "enablePropertyFilter": "true",
         "useServerSideResetOffset": "false",
     }
+    if request.config.getoption("--server") == "apache":
+        sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
+        import apache
+
+        with apache.cluster(settings=settings) as cluster:
+            yield ApacheBroker(cluster.name_server, cluster.brokers[0].address)
+        return
     with broker(flush="async", settings=settings) as running:
         yield running
 

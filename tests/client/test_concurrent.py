@@ -21,6 +21,7 @@ from penstock import (
 )
 from penstock.client.config import Timings
 from penstock.client.listener import ReturnType
+from penstock.errors import WrongState
 from penstock.testing import RunningBroker
 from penstock.wire.codes import RequestCode, ResponseCode
 
@@ -455,7 +456,7 @@ async def test_hooks_learn_how_each_listener_call_ended(
             case 0:
                 return ConsumeStatus.SUCCESS
             case 1:
-                time.sleep(0.15)
+                time.sleep(0.6)
                 return ConsumeStatus.SUCCESS
             case 2:
                 raise ValueError("broken")
@@ -472,7 +473,7 @@ async def test_hooks_learn_how_each_listener_call_ended(
             listener=listener,
             subscribe={topic: "*"},
             consume_from=FIRST,
-            consume_timeout_ms=100,
+            consume_timeout_ms=500,
             timings=quick,
         )
         consumer.consume_hooks.append(Hook())
@@ -642,3 +643,25 @@ async def test_a_stop_does_not_wait_longer_than_its_deadline_for_a_stuck_listene
     await consumer.stop()
     assert time.monotonic() - began < 2.0
     release.set()
+
+
+async def test_a_listener_cannot_wait_for_the_end_of_its_own_consumer_but_may_start_it(
+    server: RunningBroker, topic: str, group: str, quick: Timings, eventually: Any
+) -> None:
+    errors: list[str] = []
+    stops: list[asyncio.Task[None]] = []
+    consumer = PushConsumer(server.name_server, group=group, consume_from=FIRST, timings=quick)
+
+    @consumer.on(topic)
+    async def handle(message: Any) -> None:
+        try:
+            await consumer.stop()
+        except WrongState as error:
+            errors.append(str(error))
+        stops.append(asyncio.create_task(consumer.stop()))
+
+    await put(server, topic, b"x")
+    await consumer.start()
+    await eventually(lambda: not consumer.running)
+    await stops[0]
+    assert "create_task" in errors[0]

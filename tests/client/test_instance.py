@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -502,16 +503,20 @@ async def test_the_vip_channel_takes_sends_and_questions_but_no_pulls(
         assert where(HEARTBEAT) == {"b1"}
 
 
-async def test_tls_protects_the_whole_conversation(topic: str, tmp_path: Any) -> None:
+@pytest.fixture
+def certificate(tmp_path: Path) -> TlsSettings:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = (
-        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost "
-        "-addext subjectAltName=IP:127.0.0.1"
+        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 "
+        "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     )
     subprocess.run(command.split(), check=True, capture_output=True)
-    tls = TlsSettings(str(certificate), str(key), mode="enforcing")
-    async with broker(flush="async", tls=tls) as running:
-        context = client_context(authorities=str(certificate))
+    return TlsSettings(str(certificate), str(key), mode="enforcing")
+
+
+async def test_tls_protects_the_whole_conversation(topic: str, certificate: TlsSettings) -> None:
+    async with broker(flush="async", tls=certificate) as running:
+        context = client_context(authorities=certificate.certificate)
         async with Producer(running.name_server, tls=context) as producer:
             assert (await producer.send(Message(topic, b"secret"))).queue_offset == 0
         with pytest.raises(NoNameServer):

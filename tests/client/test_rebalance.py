@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from typing import Any
 
@@ -83,9 +84,9 @@ async def test_rebalances_keep_their_distance_however_often_they_are_woken() -> 
     for _ in range(40):
         service.wake()
         await asyncio.sleep(0.01)
-    service.stop()
+    await service.stop()
     assert 3 <= len(runs) <= 6
-    assert all(later - earlier >= 0.099 for earlier, later in zip(runs, runs[1:], strict=False))
+    assert all(later - earlier >= 0.099 for earlier, later in itertools.pairwise(runs))
 
 
 async def test_a_failing_rebalance_of_one_consumer_does_not_stop_the_others() -> None:
@@ -105,7 +106,7 @@ async def test_a_failing_rebalance_of_one_consumer_does_not_stop_the_others() ->
     service.start()
     service.wake()
     await asyncio.sleep(0.1)
-    service.stop()
+    await service.stop()
     assert len(runs) > 2  # not balanced: it runs again soon, without being woken
 
 

@@ -178,7 +178,8 @@ class Scenario:
         """After a restart: what was promised is there, and everything that is there is whole."""
         store = self.store
         found = {}
-        for record in records(store.log, store.min_physical_offset, store.max_physical_offset):
+        for position, size, *_ in records(store.log, store.min_physical_offset, store.max_physical_offset):
+            record = RecordView(store.log.read_raw(position, size))
             record.verify()
             found[record.physical_offset] = (
                 record.topic,

@@ -30,7 +30,7 @@ from penstock.wire.bodies import SubscriptionGroupConfig, TopicConfigSerializeWr
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.command import Command
 
-KILLS, FULL_KILLS = 3, 30
+KILLS, FULL_KILLS = 3, 100
 """For each of the two ways to flush."""
 LONGEST_LIFE_S = 0.8
 FULL_CHECK_EVERY = 10

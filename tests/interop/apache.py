@@ -168,7 +168,9 @@ class Cluster:
         heap: str = "512m",
         store: Path | None = None,
         broker_name: str = "broker-a",
+        pair: bool = False,
     ) -> None:
+        """With `pair` the one broker has a slave, as the second of `self.brokers`."""
         self.home = home
         self.namesrv: Server | None = None
         if name_server is None:
@@ -178,23 +180,27 @@ class Cluster:
             self.namesrv = self._server("namesrv.NamesrvStartup", "namesrv", name_server, conf, flags, "128m")
         self.name_server = name_server
         self.brokers: list[Server] = []
-        for index in range(brokers):
+        for index in range(2 if pair else brokers):
             name = broker_name if brokers == 1 else f"broker-{'abcdefgh'[index]}"
+            slave = pair and index == 1
+            folder = f"{name}-slave" if slave else name
             port = free_port((-2, 0, 1))
             conf = {
                 "brokerClusterName": "DefaultCluster",
                 "brokerName": name,
-                "brokerId": 0,
+                "brokerId": int(slave),
+                "brokerRole": "SLAVE" if slave else "ASYNC_MASTER",
                 "brokerIP1": "127.0.0.1",
+                "brokerIP2": "127.0.0.1",  # where the slave finds its master's log
                 "bindAddress": "127.0.0.1",
                 "listenPort": port,
                 "haListenPort": port + 1,
                 "namesrvAddr": name_server,
-                "storePathRootDir": store or home / name / "store",
+                "storePathRootDir": store or home / folder / "store",
                 **(settings or {}),
             }
             self.brokers.append(
-                self._server("broker.BrokerStartup", name, f"127.0.0.1:{port}", conf, flags, heap)
+                self._server("broker.BrokerStartup", folder, f"127.0.0.1:{port}", conf, flags, heap)
             )
 
     def _server(

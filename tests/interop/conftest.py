@@ -6,16 +6,30 @@ the real broker instead, which shows that they ask for nothing that Apache itsel
 
 from __future__ import annotations
 
+import collections
 import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from penstock import (
+    ConsumeContext,
+    ConsumeFrom,
+    ConsumeStatus,
+    OrderlyContext,
+    OrderlyStatus,
+    PushConsumer,
+    ReceivedMessage,
+    sync,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 import apache
@@ -78,15 +92,23 @@ class Serve:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Iterator[Target]:
-    if request.config.getoption("--server") == "apache":
-        with apache.cluster() as cluster:
-            yield Target(cluster.name_server, cluster.brokers[0].address, "broker-a")
-        return
+def apache_server() -> Iterator[Target]:
+    with apache.cluster() as cluster:
+        yield Target(cluster.name_server, cluster.brokers[0].address, "broker-a")
+
+
+@pytest.fixture(scope="session")
+def penstock_server() -> Iterator[Target]:
     with tempfile.TemporaryDirectory(prefix="penstock-") as place:
         serve = Serve(Path(place) / "data")
         yield Target(serve.name_server, serve.broker, serve.broker_name)
         assert serve.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Target:
+    target: Target = request.getfixturevalue(f"{request.config.getoption('--server')}_server")
+    return target
 
 
 @pytest.fixture
@@ -109,3 +131,133 @@ def topic(request: pytest.FixtureRequest, java: apache.JavaClient, server: Targe
     name = request.node.name.replace("[", "-").replace("]", "")[:100]
     java.mqadmin("updateTopic", "-n", server.name_server, "-c", server.cluster, "-t", name, "-r", 4, "-w", 4)
     return str(name)
+
+
+class PythonSubscriber:
+    """Our push consumer, without await so that Java can be asked meanwhile, and what its listener saw."""
+
+    def __init__(
+        self,
+        server: Target,
+        topic: str,
+        *,
+        tags: str = "*",
+        failures: int = 0,
+        delay_level: int = 0,
+        orderly: bool = False,
+        **options: Any,
+    ) -> None:
+        self.topic, self.seen = topic, list[ReceivedMessage]()
+        self._failures, self._delay_level, self._attempts = failures, delay_level, collections.Counter[str]()
+        self._lock = threading.Lock()
+        self._core = PushConsumer(
+            server.name_server,
+            listener=self._orderly if orderly else self._concurrent,
+            subscribe={topic: tags},
+            orderly=orderly,
+            **{
+                "consume_from": ConsumeFrom.FIRST_OFFSET,
+                "route_interval_ms": 1_000,
+                "persist_interval_ms": 1_000,
+                "suspend_ms": 100,
+                **options,
+            },
+        )
+        self._background = sync.background()
+        self._background.run(self._core.start())
+
+    def _accept(self, messages: Sequence[ReceivedMessage]) -> bool:
+        with self._lock:
+            self.seen += messages
+            self._attempts.update(message.message_id for message in messages)
+            return all(self._attempts[message.message_id] > self._failures for message in messages)
+
+    def _concurrent(self, messages: Sequence[ReceivedMessage], context: ConsumeContext) -> ConsumeStatus:
+        if self._accept(messages):
+            return ConsumeStatus.SUCCESS
+        context.delay_level = self._delay_level
+        return ConsumeStatus.RECONSUME_LATER
+
+    def _orderly(self, messages: Sequence[ReceivedMessage], context: OrderlyContext) -> OrderlyStatus:
+        return OrderlyStatus.SUCCESS if self._accept(messages) else OrderlyStatus.SUSPEND
+
+    @property
+    def client_id(self) -> str:
+        return self._core.client_id
+
+    def assigned(self) -> list[int]:
+        """Ids of the topic's queues that this consumer holds now."""
+        held = list(self._core.rebalancer.queues)
+        return sorted(queue.queue_id for queue in held if queue.topic == self.topic)
+
+    def received(self, count: int, timeout_s: float = 30.0) -> list[ReceivedMessage]:
+        """What the listener saw, once it saw at least `count` messages."""
+        wait_until(lambda: len(self.seen) >= count, timeout_s, lambda: f"{len(self.seen)} of {count} messages")
+        return list(self.seen)
+
+    def suspend(self) -> None:
+        self._core.suspend()
+
+    def resume(self) -> None:
+        self._background.run(self._core.resume())
+
+    def stop(self) -> None:
+        self._background.run(self._core.stop())
+
+
+def wait_until(
+    condition: Callable[[], object], timeout_s: float = 30.0, saw: Callable[[], object] = lambda: ""
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {timeout_s} s: {saw()}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    return wait_until
+
+
+@pytest.fixture
+def group(topic: str) -> str:
+    return f"G-{topic}"[:100]
+
+
+@pytest.fixture
+def python_subscriber(server: Target, topic: str, group: str) -> Iterator[Callable[..., PythonSubscriber]]:
+    """Start our push consumers; those that still run are stopped when the test ends."""
+    started: list[PythonSubscriber] = []
+
+    def start(**options: Any) -> PythonSubscriber:
+        started.append(PythonSubscriber(server, **{"topic": topic, "group": group, **options}))
+        return started[-1]
+
+    yield start
+    for subscriber in started:
+        subscriber.stop()
+
+
+@pytest.fixture
+def java_subscriber(
+    java: apache.JavaClient, server: Target, topic: str, group: str
+) -> Iterator[Callable[..., str]]:
+    """Start Java push consumers; those that still run are stopped when the test ends."""
+    started: list[str] = []
+
+    def start(**options: Any) -> str:
+        name = f"{topic}-{len(started)}"
+        settings = {"group": group, "mode": "concurrent", "topic": topic, **options}
+        java.call("subscribe", id=name, nameServer=server.name_server, **settings)
+        started.append(name)
+        return name
+
+    yield start
+    for name in started:
+        java.call("unsubscribe", id=name)
+
+
+@pytest.fixture
+def producer(server: Target) -> Iterator[sync.Producer]:
+    with sync.Producer(server.name_server, send_timeout_ms=10_000) as producer:
+        yield producer

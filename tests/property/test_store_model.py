@@ -19,7 +19,6 @@ topics = st.sampled_from(["A", "B", "%RETRY%" + "g" * 140])
 queue_ids = st.integers(0, 1)
 bodies = st.one_of(st.binary(max_size=40), st.integers(500, 1500).map(bytes))
 tags = st.sampled_from(["", "x", "y"])
-batches = st.lists(st.tuples(st.binary(max_size=300), tags), max_size=4)
 born_hosts = st.sampled_from([HOST, bytes(20)])
 
 

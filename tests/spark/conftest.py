@@ -74,8 +74,9 @@ class Topics:
             time.sleep(0.05)
 
     def send(self, topic: str, queue_id: int, bodies: Sequence[bytes], properties: bytes = b"") -> None:
-        """Messages in this order, at the end of this queue."""
+        """Messages in this order, at the end of this queue; returns when they can be read."""
         from penstock.message.batch import encode_batch
+        from penstock.message.queue import MessageQueue
         from penstock.wire.codes import RequestCode
         from penstock.wire.headers import SendHeaderV2
 
@@ -91,12 +92,18 @@ class Topics:
             properties="WAIT\x01true\x02",
             batch=True,
         )
-        address = next(iter(self.addresses().values()))
+        name, address = next(iter(self.addresses().items()))
+        queue = MessageQueue(topic, name, queue_id)
+        end = self.brokers.run(self.brokers.api.max_offset(address, queue)) + len(bodies)
         for start in range(0, len(bodies), 1000):
             body = encode_batch((0, body, properties) for body in bodies[start : start + 1000])
             send = self.brokers.api.send(address, RequestCode.SEND_BATCH_MESSAGE, header, body, 5_000)
             answer = self.brokers.run(send)
             assert answer.code == 0, answer.remark
+        deadline = time.monotonic() + 10
+        while self.brokers.run(self.brokers.api.max_offset(address, queue)) < end:
+            assert time.monotonic() < deadline, "acknowledged messages do not become visible"
+            time.sleep(0.01)
 
     def group_offset(self, topic: str, group: str, queue_id: int) -> int | None:
         from penstock.message.queue import MessageQueue

@@ -12,62 +12,21 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.errors import InvalidArgument
+from penstock.message.allocation import AllocationStrategy, Averagely, AveragelyByCircle, index_of
 from penstock.message.queue import MessageQueue
 
-
-class AllocationStrategy(Protocol):
-    """`queues` and `client_ids` arrive sorted; the result keeps the order of `queues`."""
-
-    @property
-    def name(self) -> str: ...
-
-    def allocate(
-        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
-    ) -> list[MessageQueue]: ...
-
-
-def _index(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> int | None:
-    """Own place among the clients; None if the broker does not list this client (yet)."""
-    if not client_id:
-        raise InvalidArgument("client id is empty")
-    if not queues:
-        raise InvalidArgument("no queues to allocate")
-    if not client_ids:
-        raise InvalidArgument("no consumers to allocate to")
-    try:
-        return client_ids.index(client_id)
-    except ValueError:
-        return None
-
-
-class Averagely:
-    """Contiguous blocks of nearly equal size; the first clients get the remainder."""
-
-    name = "AVG"
-
-    def allocate(
-        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
-    ) -> list[MessageQueue]:
-        index = _index(client_id, queues, client_ids)
-        if index is None:
-            return []
-        share, rest = divmod(len(queues), len(client_ids))
-        start = index * share + min(index, rest)
-        return list(queues[start : start + share + (index < rest)])
-
-
-class AveragelyByCircle:
-    """Queue k goes to client k modulo the number of clients."""
-
-    name = "AVG_BY_CIRCLE"
-
-    def allocate(
-        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
-    ) -> list[MessageQueue]:
-        index = _index(client_id, queues, client_ids)
-        if index is None:
-            return []
-        return list(queues[index :: len(client_ids)])
+__all__ = [
+    "AllocationStrategy",
+    "Averagely",
+    "AveragelyByCircle",
+    "ByConfig",
+    "ConsistentHash",
+    "HashRing",
+    "MachineRoom",
+    "MachineRoomNearby",
+    "RoomResolver",
+    "md5_head",
+]
 
 
 def md5_head(text: str) -> int:
@@ -106,7 +65,7 @@ class ConsistentHash:
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        if _index(client_id, queues, client_ids) is None:
+        if index_of(client_id, queues, client_ids) is None:
             return []
         ring = HashRing(client_ids, self._virtual_nodes, self._position)
         return [queue for queue in queues if ring.owner(_ring_key(queue)) == client_id]
@@ -141,7 +100,7 @@ class MachineRoom:
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        index = _index(client_id, queues, client_ids)
+        index = index_of(client_id, queues, client_ids)
         if index is None:
             return []
         kept = [queue for queue in queues if self._serves(queue.broker_name)]
@@ -178,7 +137,7 @@ class MachineRoomNearby:
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        if _index(client_id, queues, client_ids) is None:
+        if index_of(client_id, queues, client_ids) is None:
             return []
         queues_of: dict[str, list[MessageQueue]] = {}
         for queue in queues:

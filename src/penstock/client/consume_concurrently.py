@@ -12,6 +12,7 @@ from penstock.client.config import MessageModel
 from penstock.client.direct import consume_directly
 from penstock.client.hooked import ConsumeHooks
 from penstock.client.listener import (
+    ALL_ACKED,
     ConsumeContext,
     ConsumeHookContext,
     ConsumeStatus,
@@ -34,18 +35,23 @@ CLEAN_AT_ONCE = 16
 """Expired messages sent back for one queue in one round."""
 
 
-class ConcurrentJob:
-    """One listener call. Runs on a worker; everything it finds out is read on the event loop afterwards."""
+class ConcurrentJob(ConsumeContext):
+    """One listener call, and the context that the listener sees of it.
 
-    __slots__ = ("context", "messages", "process_queue", "return_type", "service", "spent_ms", "status")
+    Runs on a worker; everything it finds out is read on the event loop afterwards.
+    """
+
+    __slots__ = ("messages", "process_queue", "return_type", "service", "spent_ms", "status")
 
     def __init__(
         self, service: ConsumeConcurrently, process_queue: ProcessQueue, messages: Sequence[PulledMessage]
     ) -> None:
+        self.queue = process_queue.queue
+        self.ack_index = ALL_ACKED
+        self.delay_level = 0
         self.service = service
         self.process_queue = process_queue
         self.messages = messages
-        self.context = ConsumeContext(process_queue.queue)
         self.status: ConsumeStatus | None = None
         self.return_type: ReturnType | None = None
         self.spent_ms = 0.0
@@ -54,24 +60,28 @@ class ConcurrentJob:
         service = self.service
         if self.process_queue.dropped or service.stopping:
             return
-        began = self._begin(time.monotonic())
-        hooked = service.hooks.before(self.process_queue.queue, self.messages)
+        began = time.monotonic()
+        for message in self.messages:
+            message.started = began
+        hooked = service.hooks.before(self.queue, self.messages)
         try:
-            status = service.listeners.call(self.messages, self.context)
+            status = service.listeners.call(self.messages, self)
         except BaseException as error:  # also SystemExit: a listener must not be able to kill its worker
             self._raised(error)
         else:
             self._returned(status)
-        self._end(time.monotonic() - began, hooked)
+        self._end((time.monotonic() - began) * 1000, hooked)
 
     async def run_async(self) -> None:
         service = self.service
         if self.process_queue.dropped or service.stopping:
             return
-        began = self._begin(service.loop.time())
-        hooked = service.hooks.before(self.process_queue.queue, self.messages)
+        began = service.loop.time()
+        for message in self.messages:
+            message.started = began
+        hooked = service.hooks.before(self.queue, self.messages)
         try:
-            status = await service.listeners.call_async(self.messages, self.context)
+            status = await service.listeners.call_async(self.messages, self)
         except asyncio.CancelledError:
             if service.stopping:
                 raise
@@ -80,12 +90,7 @@ class ConcurrentJob:
             self._raised(error)
         else:
             self._returned(status)
-        self._end(service.loop.time() - began, hooked)
-
-    def _begin(self, now: float) -> float:
-        for message in self.messages:
-            message.started = now
-        return now
+        self._end((service.loop.time() - began) * 1000, hooked)
 
     def _returned(self, status: object) -> None:
         if status is ConsumeStatus.SUCCESS:
@@ -99,26 +104,35 @@ class ConcurrentJob:
 
     def _raised(self, error: BaseException) -> None:
         self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.EXCEPTION
-        queue = self.process_queue.queue
+        count = len(self.messages)
         if isinstance(error, RetryLater):
-            self.context.delay_level = error.level
+            self.delay_level = error.level
             self.return_type = ReturnType.FAILED
-            log.info("%d message(s) of %s are retried: %s", len(self.messages), queue, error)
+            log.info("%d message(s) of %s are retried: %s", count, self.queue, error)
         else:
-            log.warning(
-                "listener failed, %d message(s) of %s are retried", len(self.messages), queue, exc_info=error
-            )
+            log.warning("listener failed, %d message(s) of %s are retried", count, self.queue, exc_info=error)
 
-    def _end(self, spent: float, hooked: ConsumeHookContext | None) -> None:
-        self.spent_ms = spent * 1000
-        if self.spent_ms >= self.service.timeout_ms and self.return_type not in (
-            ReturnType.EXCEPTION,
-            ReturnType.RETURNNULL,
+    def _end(self, spent_ms: float, hooked: ConsumeHookContext | None) -> None:
+        self.spent_ms = spent_ms
+        if spent_ms >= self.service.timeout_ms and self.return_type in (
+            ReturnType.SUCCESS,
+            ReturnType.FAILED,
         ):
             self.return_type = ReturnType.TIME_OUT
         if hooked is not None:
             success = self.status is ConsumeStatus.SUCCESS
             self.service.hooks.after(hooked, self.status, self.return_type, success=success)
+
+
+class _Done:
+    """What several jobs of one queue add up to."""
+
+    __slots__ = ("calls", "messages", "spent_ms")
+
+    def __init__(self) -> None:
+        self.messages: list[PulledMessage] = []
+        self.calls = 0
+        self.spent_ms = 0.0
 
 
 class ConsumeConcurrently:
@@ -189,52 +203,56 @@ class ConsumeConcurrently:
     # ---- results ------------------------------------------------------------------------------------
 
     def _finished(self, jobs: list[Job]) -> None:
-        done: dict[ProcessQueue, list[PulledMessage]] = {}
+        done: dict[ProcessQueue, _Done] = {}
         for job in jobs:
             assert isinstance(job, ConcurrentJob)
             process_queue = job.process_queue
             # A dropped queue belongs to somebody else by now, who gets these messages again.
             if process_queue.dropped or job.return_type is None:
                 continue
-            size = len(job.messages)
-            acked = max(0, min(job.context.ack_index + 1, size)) if job.status is ConsumeStatus.SUCCESS else 0
-            stats = process_queue.stats
-            stats.consume_rt.add(job.spent_ms)
-            stats.consume_ok.add(acked)
-            if acked < size:
-                stats.consume_failed.add(size - acked)
-                if not self._broadcasting:
-                    self._retry(job, acked)
-                    continue
-                log.warning(
-                    "%d message(s) of %s failed; broadcasting does not retry", size - acked, job.context.queue
-                )
-            messages = done.get(process_queue)
-            if messages is None:
-                done[process_queue] = list(job.messages)
+            entry = done.get(process_queue)
+            if entry is None:
+                entry = done[process_queue] = _Done()
+            entry.calls += 1
+            entry.spent_ms += job.spent_ms
+            if job.status is ConsumeStatus.SUCCESS and job.ack_index >= len(job.messages) - 1:
+                entry.messages += job.messages
             else:
-                messages += job.messages
-        for process_queue, messages in done.items():
-            self._commit(process_queue, messages)
+                self._failed(job, entry)
+        for process_queue, entry in done.items():
+            stats = process_queue.stats
+            stats.consume_rt.add(entry.spent_ms, entry.calls)
+            stats.consume_ok.add(len(entry.messages))
+            self._commit(process_queue, entry.messages)
+
+    def _failed(self, job: ConcurrentJob, entry: _Done) -> None:
+        """Some or all messages of the job failed: those after its ack index."""
+        acked = max(0, job.ack_index + 1) if job.status is ConsumeStatus.SUCCESS else 0
+        failed = len(job.messages) - acked
+        job.process_queue.stats.consume_failed.add(failed)
+        if self._broadcasting:
+            log.warning("%d message(s) of %s failed; broadcasting does not retry", failed, job.queue)
+            self._commit(job.process_queue, job.messages[acked:])
+            entry.messages += job.messages[:acked]
+            return
+        entry.messages += job.messages[:acked]
+        task = self.loop.create_task(self._send_failed_back(job, job.messages[acked:]))
+        self._retrying.add(task)
+        task.add_done_callback(self._retrying.discard)
 
     def _commit(self, process_queue: ProcessQueue, messages: Sequence[PulledMessage]) -> None:
         offset = process_queue.remove(messages, self._consumer.instance.now_ms())
         if offset != NOTHING and not process_queue.dropped:
             self._consumer.offset_store.update(process_queue.queue, offset, increase_only=True)
 
-    def _retry(self, job: ConcurrentJob, acked: int) -> None:
-        task = self.loop.create_task(self._send_failed_back(job, acked))
-        self._retrying.add(task)
-        task.add_done_callback(self._retrying.discard)
-
-    async def _send_failed_back(self, job: ConcurrentJob, acked: int) -> None:
+    async def _send_failed_back(self, job: ConcurrentJob, failed: Sequence[PulledMessage]) -> None:
         process_queue = job.process_queue
         kept: list[PulledMessage] = []
-        for message in job.messages[acked:]:
+        for message in failed:
             if not process_queue.holds(message):  # the cleaner sent it back already
                 continue
             try:
-                sent = await self._send_back.send_back(message, job.context.delay_level)
+                sent = await self._send_back.send_back(message, job.delay_level)
             except Exception:
                 log.exception("message %s could not be sent back", message.message_id)
                 sent = False
@@ -244,7 +262,7 @@ class ConsumeConcurrently:
         if process_queue.dropped:
             return
         held = {id(message) for message in kept}
-        self._commit(process_queue, [message for message in job.messages if id(message) not in held])
+        self._commit(process_queue, [message for message in failed if id(message) not in held])
         if kept:
             self._submit_later(process_queue, kept)
 

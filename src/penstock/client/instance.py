@@ -252,7 +252,7 @@ class ClientInstance:
             del _instances[self.client_id]
         self.producers.clear()
         self.pull_service.stop()
-        self.rebalance_service.stop()
+        await self.rebalance_service.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -175,7 +175,7 @@ class Listeners:
 
 
 def _success(context: Context) -> Status:
-    return ConsumeStatus.SUCCESS if type(context) is ConsumeContext else OrderlyStatus.SUCCESS
+    return ConsumeStatus.SUCCESS if isinstance(context, ConsumeContext) else OrderlyStatus.SUCCESS
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

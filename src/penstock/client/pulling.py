@@ -118,7 +118,11 @@ class Puller:
     # ---- the request --------------------------------------------------------------------------------
 
     def _send(self, request: PullRequest, subscription: SubscriptionData) -> None:
-        target = self._target(request.queue)
+        try:
+            target = self._target(request.queue)
+        except PenstockError as error:
+            self._failed(request, error)
+            return
         if target is None:
             self._instance.spawn(self._find_and_send(request, subscription))
             return
@@ -163,9 +167,9 @@ class Puller:
     def _write(
         self, request: PullRequest, subscription: SubscriptionData, target: BrokerAddress, channel: Channel
     ) -> None:
-        header = self._header(request, subscription, target)
         began = self._instance.loop.time()
         try:
+            header = self._header(request, subscription, target)
             answer = channel.request_nowait(
                 RequestCode.PULL_MESSAGE, header, timeout_ms=self._settings.pull_timeout_ms
             )

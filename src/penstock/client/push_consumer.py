@@ -127,6 +127,7 @@ class PushConsumer(ConsumerBase):
         if not self.running:
             return
         self._check_process()
+        self.consume_service.pool.refuse_self_wait()
         self._state = ServiceState.SHUTDOWN_ALREADY
         await self.consume_service.stop(self.settings.stop_timeout_ms if timeout_ms is None else timeout_ms)
         await self.offset_store.persist(list(self.rebalancer.queues))

@@ -40,9 +40,10 @@ class RebalanceService:
     def start(self) -> None:
         self._task = self._loop.create_task(self._run(), name="rebalance")
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     def wake(self) -> None:
         """Wakes coalesce; one that comes while a rebalance runs ends the next wait at once."""

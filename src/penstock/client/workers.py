@@ -14,6 +14,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol, cast
 
+from penstock.errors import WrongState
+
 log = logging.getLogger("penstock.client")
 
 ASYNC_RUN = 64
@@ -146,6 +148,14 @@ class WorkerPool:
             log.exception("%s: results of %d listener calls could not be handled", self._name, len(batch))
         if self._idle is not None and not self._outstanding:
             self._idle.set()
+
+    def refuse_self_wait(self) -> None:
+        """Raises if the caller is one of the jobs."""
+        if asyncio.current_task() in self._tasks:
+            raise WrongState(
+                "stop() was awaited by a listener, so it would wait for itself; "
+                "start it as a task of its own: asyncio.create_task(consumer.stop())"
+            )
 
     async def drain(self, timeout_ms: int) -> int:
         """Waits for everything submitted; the number of jobs that were not done in time."""

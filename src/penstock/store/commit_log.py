@@ -16,6 +16,8 @@ from penstock.store.results import Arrival
 from penstock.store.segments import segment_name
 
 DIRECTORY: Final = "commitlog"
+V6_EXTRA_BYTES: Final = 12
+"""By which an IPv6 host is longer."""
 BLANK: Final = struct.Struct(">iI")
 OPEN_SEGMENTS: Final = 64
 """Segments held open for reading: 64 GiB of backlog at the default size without opening any again."""

@@ -8,8 +8,11 @@ from typing import Final
 
 from penstock.message.hashing import java_hash
 from penstock.message.properties import find_property_bytes
+from penstock.message.sysflag import PREPARED
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+NOT_IN_QUEUE: Final = PREPARED
+"""The sysFlag bit that prepared and rolled-back records have, and no others: no queue shows them."""
 _UNKNOWN_LEVEL_MS: Final = 1000
 
 DelayLevels = Callable[[int], int]

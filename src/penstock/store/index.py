@@ -19,6 +19,10 @@ HEADER: Final = struct.Struct(">qqqqii")
 ENTRY: Final = struct.Struct(">iqii")
 """Key hash, position of the record, seconds since the first store time, previous entry of the slot."""
 SLOT: Final = struct.Struct(">i")
+_get_slot: Final = SLOT.unpack_from
+_put_slot: Final = SLOT.pack_into
+_PAGE_SLOTS: Final = 1024
+_PAGE_BYTES: Final = _PAGE_SLOTS * SLOT.size
 _ZERO_ENTRY: Final = bytes(ENTRY.size)
 _SECOND_MS: Final = 1000
 _MAX_DIFF: Final = 0x7FFF_FFFF
@@ -37,15 +41,15 @@ class IndexCommit:
         path: str,
         size: int,
         entries: tuple[int, bytes],
-        slots: dict[int, int],
+        pages: dict[int, bytearray],
         header: bytes,
     ) -> None:
         self._disk = disk
         self._path = path
         self._size = size
         self._entries = entries
+        self._pages = pages
         self._header = header
-        self.slots = slots
         self.count: int = HEADER.unpack(header)[-1]
 
     def run(self) -> None:
@@ -59,8 +63,8 @@ class IndexCommit:
                 self._disk.sync_dir(DIRECTORY)
             file.write(*self._entries)
             file.sync()
-            for slot, number in self.slots.items():
-                file.write(HEADER.size + slot * SLOT.size, SLOT.pack(number))
+            for number, page in self._pages.items():
+                file.write(HEADER.size + number * _PAGE_BYTES, page)
             file.sync()
             file.write(0, self._header)
             file.sync()
@@ -83,7 +87,10 @@ class IndexFile:
         self.count = 1
         """Next free entry number; number 0 means "none"."""
         self.committed = 1
-        self._new_slots: dict[int, int] = {}
+        self._pages: dict[int, bytearray] = {}
+        """Stretches of slots that have changed since the last commit began."""
+        self._committing: dict[int, bytearray] = {}
+        """Those of the commit that is under way; not to be changed any more."""
         self._new_entries = bytearray()
         """Entries from number `committed` on."""
 
@@ -104,27 +111,28 @@ class IndexFile:
 
     def insert(self, key_hash: int, physical_offset: int, store_ms: int) -> None:
         slot = key_hash % self._slots
-        previous = self._new_slots.get(slot)
-        if previous is None:
-            previous = self._read_slot(slot)
-            if not 0 < previous < self.count:
-                previous = 0
-                self.slot_count += 1
+        page = self._pages.get(slot // _PAGE_SLOTS)
+        if page is None:
+            page = self._pages[slot // _PAGE_SLOTS] = bytearray(self._stored_page(slot // _PAGE_SLOTS))
+        at = slot % _PAGE_SLOTS * SLOT.size
+        previous = _get_slot(page, at)[0]
         count = self.count
+        if not 0 < previous < count:
+            previous = 0
+            self.slot_count += 1
         if count <= 1:
             self.begin_offset, self.begin_ms = physical_offset, store_ms
         seconds = (store_ms - self.begin_ms) // _SECOND_MS
         seconds = min(seconds, _MAX_DIFF) if seconds > 0 and self.begin_ms > 0 else 0
         self._new_entries += ENTRY.pack(key_hash, physical_offset, seconds, previous)
-        self._new_slots[slot] = count
+        _put_slot(page, at, count)
         self.count = count + 1
         self.end_offset, self.end_ms = physical_offset, store_ms
 
     def find(self, key_hash: int, limit: int, begin_ms: int, end_ms: int) -> list[int]:
         """Positions of the newest records under a hash within a span of store times."""
         found: list[int] = []
-        slot = key_hash % self._slots
-        number = self._new_slots.get(slot) or self._read_slot(slot)
+        number = self._read_slot(key_hash % self._slots)
         while 0 < number < self.count and len(found) < limit:
             entry_hash, offset, seconds, previous = ENTRY.unpack(self._read_entry(number))
             if seconds < 0:
@@ -141,11 +149,18 @@ class IndexFile:
         return found
 
     def _read_slot(self, slot: int) -> int:
+        number = slot // _PAGE_SLOTS
+        page = self._pages.get(number) or self._stored_page(number)
+        value: int = _get_slot(page, slot % _PAGE_SLOTS * SLOT.size)[0]
+        return value
+
+    def _stored_page(self, number: int) -> Buffer:
+        page = self._committing.get(number)
+        if page is not None:
+            return page
+        size = min(_PAGE_BYTES, self._slots * SLOT.size - number * _PAGE_BYTES)
         file = self._open()
-        if file is None:
-            return 0
-        number: int = SLOT.unpack(file.read(HEADER.size + slot * SLOT.size, SLOT.size))[0]
-        return number
+        return file.read(HEADER.size + number * _PAGE_BYTES, size) if file is not None else bytes(size)
 
     def _read_entry(self, number: int) -> Buffer:
         if number >= self.committed:
@@ -166,22 +181,22 @@ class IndexFile:
     # ---- to disk --------------------------------------------------------------------------------
 
     def commit(self) -> IndexCommit:
+        self._committing |= self._pages  # on top of those of a commit that failed
+        self._pages = {}
         fields = (self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slot_count, self.count)
         return IndexCommit(
             self._disk,
             self.path,
             index_file_size(self._slots, self._capacity),
             (self._entry_at(self.committed), bytes(self._new_entries)),
-            dict(self._new_slots),
+            dict(self._committing),
             HEADER.pack(*fields),
         )
 
     def was_committed(self, commit: IndexCommit) -> None:
         del self._new_entries[: (commit.count - self.committed) * ENTRY.size]
         self.committed = commit.count
-        for slot, number in commit.slots.items():
-            if self._new_slots.get(slot) == number:
-                del self._new_slots[slot]
+        self._committing = {}
 
     def roll_back(self) -> None:
         """Undo what a commit that did not finish left behind: slots that lead to entries that do not exist.

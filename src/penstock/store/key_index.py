@@ -16,8 +16,8 @@ from penstock.store.settings import StoreSettings
 
 BACKLOG_RECORDS: Final = 20_000
 """Records that may wait to be indexed; past this whoever adds one pays for it, so memory stays bounded."""
-COMMIT_ENTRIES: Final = 50_000
-"""Entries kept in memory before they are committed to their file."""
+COMMIT_ENTRIES: Final = 250_000
+"""Entries kept in memory before a commit: each commit writes nearly all slots, so fewer write less."""
 _PREFIXES: Final = 10_000
 """Hashes of `topic#` remembered."""
 

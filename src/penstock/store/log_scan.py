@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.errors import StoreDamaged
-from penstock.message.record import RecordView, check_record
-from penstock.store.commit_log import BLANK, CommitLog, segment_path
+from penstock.message.record import MAGIC_BLANK, MAGIC_V2, RECORD_HEAD, check_record
+from penstock.message.sysflag import HOSTS_V6
+from penstock.store.commit_log import BLANK, V6_EXTRA_BYTES, CommitLog, segment_path
 from penstock.store.search import store_ms_at
 
 _PHYSICAL_OFFSET: Final = struct.Struct(">28xq")
+_FIELDS: Final = struct.Struct(">12xi4xq8xi16xq20xi")
+"""Queue id, queue offset, sysFlag, store ms and body length of a record with IPv4 hosts."""
 
 
 def find_end(log: CommitLog, start: int) -> tuple[int, int]:
@@ -60,17 +63,48 @@ def check_tail(log: CommitLog, end: int, torn_segments: int) -> None:
             )
 
 
-def records(log: CommitLog, start: int, end: int) -> Iterator[RecordView]:
-    """The records of a stretch that is known to be valid."""
+class FoundRecord(NamedTuple):
+    """What queues and index need of a record."""
+
+    physical_offset: int
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    store_ms: int
+    properties: bytes
+
+
+def records(log: CommitLog, start: int, end: int) -> Iterator[FoundRecord]:
+    """The records of a stretch that is known to be valid. There can be millions, so this reads only what it
+    must."""
+    topics: dict[bytes, str] = {}
     position = start
     while position < end:
         base = position - position % log.file_size
         segment = log.read_raw(base, min(log.file_size, end - base))
         at = position - base
         while at + BLANK.size <= len(segment):
-            size = check_record(segment, at, len(segment), crc=False)
-            if size <= 0:
+            size, magic = BLANK.unpack_from(segment, at)
+            if magic == MAGIC_BLANK:
                 break
-            yield RecordView(segment, at)
+            queue_id, queue_offset, sys_flag, store_ms, body_size = _FIELDS.unpack_from(segment, at)
+            body_at = at + RECORD_HEAD.size
+            if sys_flag & HOSTS_V6:
+                store_ms = store_ms_at(segment, at)
+                body_at += V6_EXTRA_BYTES * (sys_flag & HOSTS_V6).bit_count()
+                body_size = int.from_bytes(segment[body_at - 4 : body_at], "big")
+            topic_at = body_at + body_size + 1
+            topic_size = segment[topic_at - 1]
+            if magic == MAGIC_V2:
+                topic_size = topic_size << 8 | segment[topic_at]
+                topic_at += 1
+            name = bytes(segment[topic_at : topic_at + topic_size])
+            topic = topics.get(name)
+            if topic is None:
+                topic = topics[name] = name.decode(errors="replace")
+            properties = bytes(segment[topic_at + topic_size + 2 : at + size])
+            yield FoundRecord(base + at, size, topic, queue_id, queue_offset, sys_flag, store_ms, properties)
             at += size
         position = base + log.file_size

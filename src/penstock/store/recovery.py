@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.errors import StoreDamaged, StoreError
-from penstock.message.record import RecordView
 from penstock.message.sysflag import ROLLBACK, TRANSACTION_MASK
 from penstock.store import checkpoint as checkpoints
 from penstock.store import commit_log, consume_queue, index, journal
@@ -23,8 +22,9 @@ from penstock.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from penstock.store.commit_log import segment_path
 from penstock.store.consume_queue import FILL, ConsumeQueue, QueueWrite
 from penstock.store.disk import Disk
-from penstock.store.dispatch import DelayLevels, keys_of, queue_tag_code
-from penstock.store.log_scan import check_tail, find_end, first_store_ms, records
+from penstock.store.dispatch import NOT_IN_QUEUE, DelayLevels, keys_of, queue_tag_code
+from penstock.store.key_index import COMMIT_ENTRIES
+from penstock.store.log_scan import FoundRecord, check_tail, find_end, first_store_ms, records
 from penstock.store.queue_loading import check_queue_files, clear_behind, drop_from, load_queue
 from penstock.store.retention import correct_min_offset
 from penstock.store.segments import check_segments, segment_starts
@@ -49,9 +49,7 @@ _OURS: Final = frozenset(
 )
 _WRITE_BYTES: Final = 1 << 20
 """A queue with this much built anew in memory is written before the scan goes on."""
-_COMMIT_ENTRIES: Final = 50_000
 _HOUSEKEEPING_RECORDS: Final = 16_384
-_NOT_IN_QUEUE: Final = 0x4
 
 
 class _QueueBehindError(Exception):
@@ -224,22 +222,22 @@ class Recovery:
             if number % _HOUSEKEEPING_RECORDS == 0:
                 self._to_disk()
 
-    def _dispatch(self, record: RecordView, strict: bool) -> None:
+    def _dispatch(self, record: FoundRecord, strict: bool) -> None:
         store = self._store
-        topic, properties = record.topic, record.properties_bytes
-        if record.physical_offset < self.tombstones.get(topic, 0):
+        topic, position = record.topic, record.physical_offset
+        if self.tombstones and position < self.tombstones.get(topic, 0):
             return
-        if not record.sys_flag & _NOT_IN_QUEUE:
+        if not record.sys_flag & NOT_IN_QUEUE:
             queue = store.queues.get((topic, record.queue_id)) or store.add_queue(topic, record.queue_id)
             if self._make_room(queue, record, strict):
-                tag_code = queue_tag_code(topic, properties, record.store_ms, self._delay_level_ms)
-                queue.append(record.queue_offset, record.physical_offset, record.size, tag_code)
+                tag_code = queue_tag_code(topic, record.properties, record.store_ms, self._delay_level_ms)
+                queue.append(record.queue_offset, position, record.size, tag_code)
                 queue.next_offset = queue.max_offset
                 store.dirty[queue] = None
         if store.index.enabled and record.sys_flag & TRANSACTION_MASK != ROLLBACK:
-            store.index.insert(topic, keys_of(properties), record.physical_offset, record.store_ms)
+            store.index.insert(topic, keys_of(record.properties), position, record.store_ms)
 
-    def _make_room(self, queue: ConsumeQueue, record: RecordView, strict: bool) -> bool:
+    def _make_room(self, queue: ConsumeQueue, record: FoundRecord, strict: bool) -> bool:
         """Whether the record's entry comes next in its queue, which may have to be bent for that."""
         offset = record.queue_offset
         if record.physical_offset + record.size <= queue.max_physical:
@@ -270,7 +268,7 @@ class Recovery:
                 write = QueueWrite(self._disk, queue, sync=False)
                 write.run()
                 queue.was_written(write.end, synced=False)
-        for file in store.index.to_commit(_COMMIT_ENTRIES):
+        for file in store.index.to_commit(COMMIT_ENTRIES):
             commit = file.commit()
             commit.run()
             file.was_committed(commit)

@@ -29,7 +29,7 @@ WRITE_INTERVAL_MS: Final = 1_000
 SYNC_INTERVAL_MS: Final = 500
 """With flush = "async": how often the log is forced to the medium. Protocol default."""
 CHECKPOINT_INTERVAL_MS: Final = 60_000
-CHECKPOINT_BYTES: Final = 128 << 20
+CHECKPOINT_BYTES: Final = 64 << 20
 """Log written between two checkpoints; recovery reads about as much."""
 SPACE_INTERVAL_MS: Final = 1_000
 SPARE_BYTES: Final = 16 << 20

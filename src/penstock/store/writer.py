@@ -10,10 +10,10 @@ from zlib import crc32
 from penstock.errors import InvalidArgument, MessageTooLarge, StoreFull
 from penstock.limits import MAX_PROPERTIES_BYTES
 from penstock.message.sysflag import BORN_V6, ROLLBACK, STORE_V6
-from penstock.store.commit_log import CommitLog, Flush, blank_record
+from penstock.store.commit_log import V6_EXTRA_BYTES, CommitLog, Flush, blank_record
 from penstock.store.consume_queue import ENTRY, ConsumeQueue
 from penstock.store.disk import Disk
-from penstock.store.dispatch import tag_code_of
+from penstock.store.dispatch import NOT_IN_QUEUE, tag_code_of
 from penstock.store.files import OpenFiles
 from penstock.store.journal import Journal
 from penstock.store.key_index import KeyIndex
@@ -23,9 +23,6 @@ from penstock.store.settings import StoreSettings
 _CRC_MASK: Final = 0x7FFF_FFFF
 _BLANK_BYTES: Final = 8
 _HOST_BYTES: Final = 8
-_V6_EXTRA_BYTES: Final = 12
-_NOT_IN_QUEUE: Final = 0x4
-"""The sysFlag bit that prepared and rolled-back records have, and no others."""
 OPEN_QUEUE_FILES: Final = 256
 """Only consumers that lag read files. A mapped file costs two descriptors, of which there may be 1024."""
 
@@ -66,7 +63,7 @@ class Writer:
         self._store_host = store_host
         v6 = len(store_host) != _HOST_BYTES
         self._host_flag = STORE_V6 if v6 else 0
-        self._host_extra = _V6_EXTRA_BYTES if v6 else 0
+        self._host_extra = V6_EXTRA_BYTES if v6 else 0
         self._pack_v4 = struct.Struct(f">iIiiiqqiq8sq{len(store_host)}siqi").pack
         self._pack_v6 = struct.Struct(f">iIiiiqqiq20sq{len(store_host)}siqi").pack
         self._max_body = settings.max_message_bytes
@@ -131,7 +128,7 @@ class Writer:
         pack = self._pack_v4
         sys_flag |= self._host_flag
         if len(born_host) != _HOST_BYTES:
-            size += _V6_EXTRA_BYTES
+            size += V6_EXTRA_BYTES
             pack = self._pack_v6
             sys_flag |= BORN_V6
         position = self._log_end
@@ -139,7 +136,7 @@ class Writer:
             position = self._roll(size)
         if now_ms < self._store_ms:
             now_ms = self._store_ms
-        offset = 0 if sys_flag & _NOT_IN_QUEUE else queue.next_offset
+        offset = 0 if sys_flag & NOT_IN_QUEUE else queue.next_offset
         try:
             head = pack(
                 size,
@@ -169,7 +166,7 @@ class Writer:
         pending += properties
         self._log_end = position + size
         shown_in: ConsumeQueue | None = queue
-        if sys_flag & _NOT_IN_QUEUE:
+        if sys_flag & NOT_IN_QUEUE:
             shown_in = None
             if sys_flag & ROLLBACK == ROLLBACK:
                 keys = ()
@@ -202,7 +199,7 @@ class Writer:
         pack = self._pack_v4
         sys_flag |= self._host_flag
         if len(born_host) != _HOST_BYTES:
-            overhead += _V6_EXTRA_BYTES
+            overhead += V6_EXTRA_BYTES
             pack = self._pack_v6
             sys_flag |= BORN_V6
         total = 0

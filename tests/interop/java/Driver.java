@@ -16,6 +16,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
@@ -23,6 +24,9 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragelyByCircle;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -76,7 +80,8 @@ public class Driver {
             case "sendAsync": return sendAsync(r);
             case "subscribe": return subscribe(r);
             case "received": return SUBSCRIBERS.get(r.getString("id")).received();
-            case "unsubscribe": SUBSCRIBERS.remove(r.getString("id")).consumer.shutdown(); return true;
+            case "assigned": return SUBSCRIBERS.get(r.getString("id")).assigned(r.getString("topic"));
+            case "unsubscribe": return unsubscribe(r);
             case "pullStart": return pullStart(r);
             case "poll": return poll(r);
             case "seek": PULLERS.get(r.getString("id")).seek(queue(r), r.getLongValue("offset")); return true;
@@ -234,6 +239,9 @@ public class Driver {
             if (r.containsKey("clientRebalance")) {
                 consumer.setClientRebalance(r.getBooleanValue("clientRebalance"));
             }
+            if (r.containsKey("strategy")) {
+                consumer.setAllocateMessageQueueStrategy(strategy(r.getString("strategy")));
+            }
             consumer.setPollNameServerInterval(1000); // finds its new retry topic at once, not after 30 s
             consumer.setPersistConsumerOffsetInterval(1000);
             consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -282,12 +290,42 @@ public class Driver {
                 return new ArrayList<>(seen);
             }
         }
+
+        /** Ids of the topic's queues that this consumer holds now. */
+        List<Integer> assigned(String topic) {
+            List<Integer> ids = new ArrayList<>();
+            for (MessageQueue queue : consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl()
+                    .getProcessQueueTable().keySet()) {
+                if (queue.getTopic().equals(topic)) {
+                    ids.add(queue.getQueueId());
+                }
+            }
+            Collections.sort(ids);
+            return ids;
+        }
+    }
+
+    private static AllocateMessageQueueStrategy strategy(String name) {
+        switch (name) {
+            case "AVG": return new AllocateMessageQueueAveragely();
+            case "AVG_BY_CIRCLE": return new AllocateMessageQueueAveragelyByCircle();
+            case "CONSISTENT_HASH": return new AllocateMessageQueueConsistentHash();
+            default: throw new IllegalArgumentException("unknown strategy " + name);
+        }
     }
 
     private static Object subscribe(JSONObject r) throws Exception {
         Subscriber subscriber = new Subscriber(r);
         SUBSCRIBERS.put(r.getString("id"), subscriber);
         return subscriber.consumer.buildMQClientId();
+    }
+
+    private static Object unsubscribe(JSONObject r) {
+        Subscriber subscriber = SUBSCRIBERS.remove(r.getString("id"));
+        if (subscriber != null) {
+            subscriber.consumer.shutdown();
+        }
+        return subscriber != null;
     }
 
     private static MessageQueue queue(JSONObject r) {

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from penstock.message.properties import encode_properties
 from penstock.message.record import RecordView, split_records
 from penstock.store.dispatch import keys_of, tag_code_of
 from penstock.store.results import Arrival, GetStatus

@@ -58,6 +58,28 @@ PENDING_FLUSH_BYTES: Final = 64 * 1024 * 1024
 RELAYED_REQUESTS: Final = 10_000
 """Requests passed on to clients (running info, direct consumption) and not yet answered."""
 
+# ---- POP --------------------------------------------------------------------------------------------
+POP_MAX_MESSAGES: Final = 32
+"""Protocol: messages of one pop."""
+
+POP_MAX_BYTES: Final = 4 * 1024 * 1024
+"""A pop that has found this much looks at no further queue, so that its answer always fits a frame."""
+
+MAX_INVISIBLE_MS: Final = 3 * 86_400_000
+"""How long a popped message may be kept from others: as far as the reference's timer reaches."""
+
+ACK_BITS_BYTES: Final = 1_024
+"""Bits of one entry of a batch ack; a batch spans at most the queue entries that one read looks at."""
+
+LEASES_PER_BROKER: Final = 4_000_000
+"""Popped batches not yet acked; past this pops get SYSTEM_BUSY instead of growing memory."""
+
+REQUEST_MODES_PER_BROKER: Final = 100_000
+"""Consumption modes set for a group on a topic; each needs a topic and a group that exist."""
+
+REVIVES_PER_TICK: Final = 1_000
+"""Expired messages copied to a retry topic in one tick, so that a hung group cannot stall the others."""
+
 # ---- broker tables ----------------------------------------------------------------------------------
 TOPICS_PER_BROKER: Final = 100_000
 """Topics are created by sends, so a client with random names must not be able to fill the memory."""

@@ -19,7 +19,6 @@ from penstock.broker.replies import Refusal
 from penstock.errors import InvalidArgument
 from penstock.wire.bodies import (
     GroupForbidden,
-    MessageRequestModeSerializeWrapper,
     SubscriptionGroupConfig,
     SubscriptionGroupList,
     SubscriptionGroupWrapper,
@@ -49,7 +48,6 @@ class GroupAdmin:
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.show,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.show_all,
             RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.forbid,
-            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.request_modes,
         }
 
     # ---- changing -------------------------------------------------------------------------------
@@ -101,6 +99,7 @@ class GroupAdmin:
         broker.groups.delete(header.group_name, now_ms)
         if header.clean_offset:
             broker.offsets.drop_group(header.group_name, now_ms)
+            broker.pop.drop_group(header.group_name)
         if broker.settings.auto_delete_unused_stats:
             broker.statistics.forget_group(header.group_name)
         broker.reply(peer, command, position=broker.store.end)
@@ -151,10 +150,6 @@ class GroupAdmin:
         )
         total = GetAllSubscriptiongroupConfigResponseHeader(len(groups.table))
         broker.reply(peer, command, ext=total, body=body.encode())
-
-    def request_modes(self, peer: Peer, command: Command, now_ms: int) -> None:
-        """Every group pulls: no other mode can be set on this broker."""
-        self._broker.reply(peer, command, body=MessageRequestModeSerializeWrapper().encode())
 
 
 def _unknown_group(name: str) -> Refusal:

@@ -65,6 +65,7 @@ class ResetAdmin:
         for queue_id, offset in offsets.items():
             if broker.offsets.reset(header.group, topic, queue_id, offset, now_ms) is None:
                 raise Refusal(ResponseCode.SYSTEM_BUSY, "no room for another consumer offset")
+            broker.pop.reset(header.group, topic, queue_id, now_ms)
         return offsets
 
     def _single_target(self, header: InvokeBrokerToResetOffsetHeader, config: TopicConfig) -> int:

@@ -172,6 +172,7 @@ class TopicAdmin:
         if broker.topics.delete(name, now_ms) is None:
             return
         broker.offsets.drop_topic(name, now_ms)
+        broker.pop.drop_topic(name)
         broker.store.delete_topic(name)
         if broker.settings.auto_delete_unused_stats:
             broker.statistics.forget_topic(name)

@@ -20,7 +20,10 @@ from penstock.broker.heartbeats import Heartbeats
 from penstock.broker.locks import LockRequests, QueueLocks
 from penstock.broker.offset_requests import OffsetRequests
 from penstock.broker.offsets import Offsets
-from penstock.broker.persistence import Notes, Persistence
+from penstock.broker.persistence import Notes, Persistence, read_object
+from penstock.broker.pop.assignment import RequestModes
+from penstock.broker.pop.orderly import OrderInfos
+from penstock.broker.pop.service import PopService
 from penstock.broker.pull import Puller
 from penstock.broker.queries import Queries
 from penstock.broker.relays import Relays
@@ -31,6 +34,7 @@ from penstock.broker.settings import BrokerSettings
 from penstock.broker.stats import Statistics
 from penstock.broker.topics import Topics
 from penstock.errors import BadHeader, MessageTooLarge, StoreFull
+from penstock.store.config_files import ConfigFiles
 from penstock.store.results import Arrival
 from penstock.store.store import Store
 from penstock.wire.bodies import RegisterBrokerBody, TopicConfig
@@ -45,6 +49,12 @@ Handler = Callable[[Peer, Command, int], None]
 """(peer, request, now in ms). Answers by `Broker.reply`, now or later, or raises Refusal."""
 
 Job = Callable[[], None]
+
+
+def check_tables(files: ConfigFiles) -> None:
+    """For `Store.open`: a directory whose tables cannot be read is refused before anything in it changes."""
+    for table in (Topics, Groups, DelayLevels, OrderInfos, RequestModes, Offsets):
+        files.check(table.file_name, read_object)
 
 
 def _run_now(job: Job) -> None:
@@ -77,9 +87,16 @@ class Broker:
         self.locks = QueueLocks()
         self.statistics = Statistics(settings.broker_cluster_name, now_ms=now_ms)
         self.delay = DelayLevels(self, store.journal.append, delays_ms, now_ms=now_ms)
+        self.pop = PopService(self, self._notes.add, now_ms=now_ms)
         self.persistence = Persistence(
-            store, (self.topics, self.groups, self.delay, self.offsets), settings, run_job, now_ms=now_ms
+            store,
+            (self.topics, self.groups, self.delay, self.pop.orders, self.pop.modes, self.offsets),
+            settings,
+            run_job,
+            own_tables=(self.pop.leases,),
+            now_ms=now_ms,
         )
+        self.pop.start(now_ms)
 
         self._waiting = WaitingReplies()
         self.reply_when_durable = self._waiting.add
@@ -94,6 +111,7 @@ class Broker:
             **self.puller.handlers,
             **self.heartbeats.handlers,
             **self.relays.handlers,
+            **self.pop.handlers,
             **OffsetRequests(self).handlers,
             **LockRequests(self).handlers,
             **SendBack(self).handlers,
@@ -135,6 +153,7 @@ class Broker:
 
     def disconnected(self, peer: Peer, now_ms: int) -> None:
         self.puller.held.drop_peer(peer)
+        self.pop.disconnected(peer)
         self.relays.disconnected(peer)
         self.heartbeats.disconnected(peer)
 
@@ -179,18 +198,21 @@ class Broker:
         if arrivals:
             self.statistics.count_put_time(len(arrivals), now_ms - arrivals[0].store_ms)
             self.puller.held.arrived(arrivals, now_ms)
+        self.pop.durable(self.store.durable, arrivals, now_ms)
 
     def flush_failed(self, error: OSError, now_ms: int) -> None:
         """After a failed flush: nothing of it, nor of what came meanwhile, was stored."""
         self._waiting.fail(f"the disk refused a write: {error}")
         self._notes.lost()
         self.delay.flush_failed()
+        self.pop.flush_failed()
         self.persistence.journal_lost()
 
     def tick(self, now_ms: int) -> None:
         """Everything that is due; to be called every few milliseconds to tens of milliseconds."""
         self.puller.held.tick(now_ms)
         self.delay.tick(now_ms)
+        self.pop.tick(now_ms)
         self.relays.tick(now_ms)
         self.heartbeats.tick(now_ms)
         self.statistics.tick(now_ms)

@@ -92,21 +92,27 @@ class Offsets:
         return self._store(key, queue_id, offset, now_ms)
 
     def _store(self, key: str, queue_id: int, offset: int, now_ms: int) -> int | None:
+        if not self.place(key, queue_id, offset, now_ms):
+            return None
+        return self._note(Kind.OFFSET, _ENTRY.pack(queue_id, offset) + key.encode())
+
+    def place(self, key: str, queue_id: int, offset: int, now_ms: int) -> bool:
+        """A commit that the caller journals, with what must not be separated from it; False if full."""
         queues = self.table.get(key)
         if queues is None:
             if self._count >= limits.OFFSETS_PER_BROKER:
-                return None
+                return False
             queues = self.table[key] = {}
         if queue_id not in queues:
             if self._count >= limits.OFFSETS_PER_BROKER:
-                return None
+                return False
             self._count += 1
         queues[queue_id] = offset
         self._commits += 1
         if self._commits % _COMMITS_PER_VERSION == 0:
             self.data_version = self.data_version.next(now_ms)
         self.dirty = True
-        return self._note(Kind.OFFSET, _ENTRY.pack(queue_id, offset) + key.encode())
+        return True
 
     def note_pulled(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
         key = offset_key(topic, group)
@@ -192,15 +198,20 @@ class Offsets:
     def replay(self, kind: int, payload: bytes) -> bool:
         if kind == Kind.OFFSET:
             queue_id, offset = _ENTRY.unpack_from(payload)
-            queues = self.table.setdefault(payload[_ENTRY.size :].decode(), {})
-            self._count += queue_id not in queues
-            queues[queue_id] = offset
+            self.restore(payload[_ENTRY.size :].decode(), queue_id, offset)
         elif kind == Kind.OFFSETS_DROPPED:
             self._forget(payload.decode())
         else:
             return False
         self.dirty = True
         return True
+
+    def restore(self, key: str, queue_id: int, offset: int) -> None:
+        """A commit that the journal tells of."""
+        queues = self.table.setdefault(key, {})
+        self._count += queue_id not in queues
+        queues[queue_id] = offset
+        self.dirty = True
 
 
 def _read_table(saved: Any) -> OffsetTable:

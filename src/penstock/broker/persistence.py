@@ -5,10 +5,14 @@ goes out. The files are snapshots of the tables, written every few seconds. A jo
 snapshot that it continues by the content of consumerOffset.json, which every broker rewrites all the time:
 where another broker has used the directory meanwhile, our old entries do not apply any more and are left
 out. Replaying an entry that a file already has changes nothing, so a crash at any point is harmless.
+
+What Apache has no file for is saved beside the journal, before consumerOffset.json: then a crash in between
+leaves the older snapshot in force, whose entries are all replayed.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections import deque
@@ -19,6 +23,8 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.broker.settings import BrokerSettings
+from penstock.store.config_files import ConfigFiles
+from penstock.store.journal import DIRECTORY as OWN_DIRECTORY
 from penstock.store.journal import Journal
 from penstock.store.store import Store
 from penstock.wire import dialect
@@ -30,6 +36,8 @@ FIRST_SAVE_MS = 10_000
 PROMPT_SAVE_MS = 1_000
 """Changes of topics and groups are in their files this soon, for whoever opens the directory next."""
 RETRY_MS = 1_000
+SAVED_BYTES_PER_MS = 4_000
+"""Large tables are saved less often: what changes in between is in the journal anyway."""
 _PRETTY_BYTES = 1 << 20
 """Larger files are not indented: nobody reads them, and it costs time."""
 
@@ -47,6 +55,12 @@ class Kind(IntEnum):
     DELAY_PROGRESS = 8
     SNAPSHOT = 9
     """The first entry of a generation; it says nothing, but its position tells when the generation exists."""
+    LEASED = 10
+    LEASE_RELEASED = 11
+    LEASE_CHANGED = 12
+    LEASES_DROPPED = 13
+    ORDER_INFO = 14
+    REQUEST_MODE = 15
 
 
 Note = Callable[[int, bytes], int]
@@ -97,6 +111,24 @@ class ConfigTable(Protocol):
         """False for a kind that is not this table's."""
 
 
+class OwnTable(Protocol):
+    """A table that only this broker reads, in a form of its own."""
+
+    file_name: str
+    prompt: bool
+    dirty: bool
+
+    def load(self, saved: bytes) -> None:
+        """Raises ValueError and changes nothing if the content is not this table's."""
+
+    def snapshot(self) -> bytes: ...
+
+    def replay(self, kind: int, payload: bytes) -> bool: ...
+
+
+Table = ConfigTable | OwnTable
+
+
 class Persistence:
     def __init__(
         self,
@@ -105,22 +137,27 @@ class Persistence:
         settings: BrokerSettings,
         run_job: Callable[[Callable[[], None]], None],
         *,
+        own_tables: Sequence[OwnTable] = (),
         now_ms: int,
     ) -> None:
         """Loads the tables. The last of them is the one whose file names the snapshot."""
         self._store = store
-        self._tables = tables
+        self._own_files = ConfigFiles(store.disk, OWN_DIRECTORY)
+        self._tables: Sequence[Table] = (*own_tables, *tables)
+        self._saved_bytes = 0
         self._settings = settings
         self._run_job = run_job
         self._last_save_ms = now_ms + FIRST_SAVE_MS - settings.flush_consumer_offset_interval
         self._last_prompt_ms = now_ms - PROMPT_SAVE_MS
         self._save: _Save | None = None
         self._snapshot_id = ""
+        for own in own_tables:
+            self._own_files.load(own.file_name, own.load)
         for table in tables:
             self._snapshot_id = store.config.load(table.file_name, table_parser(table)) or ""
         entries = store.journal.replayed_for(self._snapshot_id)
         for kind, payload in entries:
-            if kind != Kind.SNAPSHOT and not any(table.replay(kind, payload) for table in tables):
+            if kind != Kind.SNAPSHOT and not any(table.replay(kind, payload) for table in self._tables):
                 log.warning("a journal entry of kind %d is not known to this version and was left out", kind)
         self._continued_at = store.journal.append(Kind.SNAPSHOT, b"")
         """Position at which the journal continues the newest snapshot. Until then no other may be taken:
@@ -147,9 +184,12 @@ class Persistence:
         if self._behind or self._store.durable < self._continued_at:
             return
         dirty = [table for table in self._tables if table.dirty]
+        rest_ms = self._saved_bytes // SAVED_BYTES_PER_MS
+        interval_ms = max(self._settings.flush_consumer_offset_interval, rest_ms)
+        prompt_ms = max(PROMPT_SAVE_MS, rest_ms)
         if dirty and (
-            now_ms >= self._last_save_ms + self._settings.flush_consumer_offset_interval
-            or (now_ms >= self._last_prompt_ms + PROMPT_SAVE_MS and any(table.prompt for table in dirty))
+            now_ms >= self._last_save_ms + interval_ms
+            or (now_ms >= self._last_prompt_ms + prompt_ms and any(table.prompt for table in dirty))
         ):
             self._last_save_ms = max(self._last_save_ms, now_ms)
             self._last_prompt_ms = now_ms
@@ -158,7 +198,7 @@ class Persistence:
     def _catch_up(self, now_ms: int) -> None:
         """Saves at once: so no entry comes between the snapshot and the generation that continues it."""
         files = self._render(self._tables)
-        save = _Save(self._store, files)
+        save = _Save(files)
         save.run()
         if save.error is not None:
             log.error("the tables could not be saved: %s", save.error)
@@ -167,22 +207,26 @@ class Persistence:
         self._behind = False
         self._continue(files)
 
-    def _take(self, tables: Sequence[ConfigTable]) -> _Save:
+    def _take(self, tables: Sequence[Table]) -> _Save:
         files = self._render(tables)
         self._continue(files)
-        return _Save(self._store, files)
+        return _Save(files)
 
-    @staticmethod
-    def _render(tables: Sequence[ConfigTable]) -> list[tuple[str, bytes]]:
-        files = []
+    def _render(self, tables: Sequence[Table]) -> list[_File]:
+        files: list[_File] = []
         for table in tables:
             table.dirty = False
-            files.append((table.file_name, render_config(table.snapshot())))
+            content = table.snapshot()
+            if isinstance(content, bytes):
+                files.append((self._own_files, table.file_name, content))
+            else:
+                files.append((self._store.config, table.file_name, render_config(content)))
+        self._saved_bytes = sum(len(data) for _, _, data in files)
         return files
 
-    def _continue(self, files: list[tuple[str, bytes]]) -> None:
+    def _continue(self, files: list[_File]) -> None:
         """The journal begins anew behind these files."""
-        name, data = files[-1]
+        _, name, data = files[-1]
         if name == self._tables[-1].file_name:
             self._snapshot_id = snapshot_id(data)
         self._store.journal.restart(self._snapshot_id)
@@ -204,25 +248,27 @@ class Persistence:
 
         Where that fails, the files of the last snapshot and the journal still tell the whole story.
         """
-        save = _Save(self._store, self._render(self._tables))
+        save = _Save(self._render(self._tables))
         save.run()
         if save.error is not None:
             log.error("the tables could not be saved: %s", save.error)
 
 
+_File = tuple[ConfigFiles, str, bytes]
+
+
 class _Save:
     """Files on their way to the disk, possibly on another thread."""
 
-    def __init__(self, store: Store, files: list[tuple[str, bytes]]) -> None:
-        self._store = store
+    def __init__(self, files: list[_File]) -> None:
         self._files = files
         self.finished = False
         self.error: OSError | None = None
 
     def run(self) -> None:
         try:
-            for name, data in self._files:
-                self._store.config.save(name, data)
+            for folder, name, data in self._files:
+                folder.save(name, data)
             self.error = None
         except OSError as error:
             self.error = error
@@ -238,9 +284,7 @@ def table_parser(table: ConfigTable) -> Callable[[bytes], str]:
     """Loads a file's content into its table; tells the content's id."""
 
     def parse(data: bytes) -> str:
-        content = dialect.loads(data)
-        if not isinstance(content, dict):
-            raise ValueError("not a JSON object")
+        content = read_object(data)
         try:
             table.load(content)
         except (msgspec.ValidationError, AttributeError, TypeError) as error:
@@ -248,6 +292,13 @@ def table_parser(table: ConfigTable) -> Callable[[bytes], str]:
         return snapshot_id(data)
 
     return parse
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    content = dialect.loads(data)
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return content
 
 
 def render_config(value: Mapping[str, Any]) -> bytes:
@@ -269,14 +320,20 @@ def other_members(saved: Mapping[str, Any], *known: str) -> dict[str, Any]:
 
 def unknown_members(saved: Mapping[str, Any], known: type[msgspec.Struct]) -> dict[str, Any]:
     """The same for one entry of a table."""
-    return other_members(saved, *(field.encode_name for field in msgspec.structs.fields(known)))
+    return other_members(saved, *(name for _, name in _field_names(known)))
 
 
 def members(value: msgspec.Struct) -> dict[str, Any]:
     """Members that are not null under their wire names, defaults included, as Apache writes them."""
     shown = {}
-    for field in msgspec.structs.fields(value):
-        content = getattr(value, field.name)
+    for attribute, name in _field_names(type(value)):
+        content = getattr(value, attribute)
         if content is not None:
-            shown[field.encode_name] = members(content) if isinstance(content, msgspec.Struct) else content
+            shown[name] = members(content) if isinstance(content, msgspec.Struct) else content
     return shown
+
+
+@functools.cache
+def _field_names(kind: type[msgspec.Struct]) -> list[tuple[str, str]]:
+    """Attribute and wire name of each field. Remembered: asking costs more than the rest of a snapshot."""
+    return [(field.name, field.encode_name) for field in msgspec.structs.fields(kind)]

@@ -25,7 +25,7 @@ class WaitingReplies:
     """Replies in the order of the positions they wait for."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, Peer, Command, tuple[bytes, ...]]] = deque()
+        self._waiting: deque[tuple[int, Peer, Command, tuple[bytes | memoryview, ...]]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -34,7 +34,7 @@ class WaitingReplies:
     def full(self) -> bool:
         return len(self._waiting) >= limits.WAITING_REPLIES
 
-    def add(self, peer: Peer, command: Command, position: int, *parts: bytes) -> None:
+    def add(self, peer: Peer, command: Command, position: int, *parts: bytes | memoryview) -> None:
         """Positions never go down, because log and journal only grow."""
         self._waiting.append((position, peer, command, parts))
 

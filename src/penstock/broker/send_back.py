@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from penstock.broker.replies import Refusal
 from penstock.broker.send_rules import HEADER_RETRIES_VERSION
-from penstock.broker.stored_copy import append_copy
+from penstock.broker.stored_copy import add_origin, append_copy
 from penstock.broker.topics import PERM_WRITE
-from penstock.message.ids import offset_id
 from penstock.message.names import dlq_topic, retry_topic
-from penstock.message.properties import Key, drop_property, find_property
+from penstock.message.properties import Key, drop_property
 from penstock.message.record import RecordView
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.command import Command
@@ -56,11 +55,7 @@ class SendBack:
                 ResponseCode.NO_PERMISSION, f"the topic[{topic.topic_name}] sending message is forbidden"
             )
         record = self._find(header.offset)
-        text = record.properties_text
-        if find_property(text, Key.RETRY_TOPIC) is None:
-            text += f"RETRY_TOPIC\x01{record.topic}\x02"
-        if find_property(text, Key.ORIGIN_MESSAGE_ID) is None:
-            text += f"ORIGIN_MESSAGE_ID\x01{offset_id(record.store_host, record.physical_offset)}\x02"
+        text = add_origin(record.properties_text, record, record.topic)
         text = drop_property(drop_property(text, Key.WAIT), Key.DELAY) + "WAIT\x01false\x02"
 
         most = group.retry_max_times

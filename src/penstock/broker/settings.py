@@ -56,6 +56,24 @@ class BrokerSettings(msgspec.Struct, rename="camel"):
     slave_read_enable: bool = False
     enable_property_filter: bool = False
 
+    default_message_request_mode: str = "PULL"
+    default_pop_share_queue_num: int = -1
+    server_load_balancer_enable: bool = True
+    pop_polling_size: Positive = 1_024
+    max_pop_polling_size: Positive = 100_000
+    pop_from_retry_probability: Percent = 20
+    enable_retry_topic_v2: bool = msgspec.field(default=False, name="enableRetryTopicV2")
+    retrieve_message_from_pop_retry_topic_v1: bool = msgspec.field(
+        default=True, name="retrieveMessageFromPopRetryTopicV1"
+    )
+    pop_response_return_actual_retry_topic: bool = False
+    init_pop_offset_by_check_msg_in_mem: bool = True
+    enable_pop_message_threshold: bool = False
+    pop_inflight_message_threshold: Count = 10_000
+    pop_dead_letter_enable: bool = True
+    """Ours: a popped message whose group's attempts are used up goes to the dead-letter topic; false leaves
+    that to the consumers, as Apache does."""
+
     notify_consumer_ids_changed_enable: bool = True
     channel_expired_timeout: Positive = 120_000
     subscription_expired_timeout: Positive = 600_000
@@ -183,6 +201,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
 _CHOICES = {
     "flushDiskType": ("SYNC_FLUSH", "ASYNC_FLUSH"),
     "brokerRole": ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"),
+    "defaultMessageRequestMode": ("PULL", "POP"),
 }
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 

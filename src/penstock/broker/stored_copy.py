@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.message.properties import Key, find_property
+from penstock.message.ids import offset_id
+from penstock.message.properties import Key, add_property, find_property
 from penstock.message.record import RecordView
 from penstock.message.tags import tag_code
 from penstock.store.store import Store
@@ -16,6 +17,16 @@ def index_keys(properties: str) -> tuple[str, ...]:
     if keys is not None:
         found += filter(None, keys.split(" "))
     return tuple(found)
+
+
+def add_origin(properties: str, record: RecordView, topic: str) -> str:
+    """Where a message was first consumed from, unless an earlier copy says so already."""
+    if find_property(properties, Key.RETRY_TOPIC) is None:
+        properties = add_property(properties, Key.RETRY_TOPIC, topic)
+    if find_property(properties, Key.ORIGIN_MESSAGE_ID) is None:
+        message_id = offset_id(record.store_host, record.physical_offset)
+        properties = add_property(properties, Key.ORIGIN_MESSAGE_ID, message_id)
+    return properties
 
 
 def append_copy(

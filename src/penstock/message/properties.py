@@ -160,6 +160,12 @@ def _find(text: AnyStr, key: AnyStr, name_end: AnyStr, value_end: AnyStr) -> Any
     return None
 
 
+def add_property(text: str, key: str, value: str) -> str:
+    """The text with one more piece, which counts whatever is there already."""
+    end = "" if not text or text[-1] == VALUE_END else VALUE_END
+    return f"{text}{end}{key}{NAME_END}{value}{VALUE_END}"
+
+
 def drop_property(text: str, key: str) -> str:
     """The text without any piece of that name."""
     wanted = key + NAME_END

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.broker.broker import Broker
+from penstock.broker.broker import Broker, check_tables
 from penstock.broker.settings import BrokerSettings
 from penstock.message.ids import pack_host
 from penstock.runtime.clock import now_ms
@@ -65,6 +65,7 @@ class BrokerRuntime:
                 self.settings.store_settings(),
                 store_host=pack_host(self.settings.broker_ip1, self.settings.listen_port),
                 delay_level_ms=lambda level: delays_ms[min(level, len(delays_ms)) - 1],
+                look=check_tables,
                 now_ms=now_ms(),
             )
             self._open_broker()

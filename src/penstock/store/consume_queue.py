@@ -32,6 +32,11 @@ _LENGTH_BYTES: Final = 2
 """Of the properties' length field."""
 
 
+def is_queue_name(topic: str, queue_id: int) -> bool:
+    """Whether they can name a directory."""
+    return bool(topic) and topic not in (".", "..") and not {"/", "\0"} & {*topic} and queue_id >= 0
+
+
 class ConsumeQueue:
     __slots__ = (
         "_files",
@@ -137,14 +142,19 @@ class ConsumeQueue:
     def unwritten_bytes(self) -> int:
         return (self.max_offset - self.written) * ENTRY_SIZE
 
-    def was_written(self, up_to: int, *, synced: bool) -> None:
+    def was_written(self, up_to: int) -> None:
         self.written = max(self.written, up_to)
-        if synced:
-            self.synced = up_to
         spare = min((self.written - self.tail_start) * ENTRY_SIZE, len(self.tail) - KEEP_BYTES)
         if spare > 0:
             del self.tail[:spare]
             self.tail_start += spare // ENTRY_SIZE
+
+    def unsynced_paths(self) -> list[str]:
+        """Files with entries that were written but may not be on the medium."""
+        if self.written <= self.synced:
+            return []
+        numbers = range(self.synced // self.per_file, (self.written - 1) // self.per_file + 1)
+        return [self.path(number) for number in numbers]
 
     def drop_first_file(self) -> str:
         """Forget the oldest file; tells its path, to be deleted."""
@@ -156,20 +166,18 @@ class ConsumeQueue:
 
 
 class QueueWrite:
-    """What a queue has in memory on its way to the files; with `sync` all that was written before, too."""
+    """What a queue has in memory on its way to the files, and no further than the operating system."""
 
-    def __init__(self, disk: Disk, queue: ConsumeQueue, *, sync: bool) -> None:
+    def __init__(self, disk: Disk, queue: ConsumeQueue) -> None:
         self._disk = disk
         self._directory = queue.directory
         self._per_file = queue.per_file
         self._first = queue.written
         self._data = bytes(queue.tail[(queue.written - queue.tail_start) * ENTRY_SIZE :])
-        self._sync = sync
-        self._from = min(queue.written, queue.synced) if sync else queue.written
         self.end = queue.max_offset
 
     def run(self) -> None:
-        offset = self._from
+        offset = self._first
         while offset < self.end:
             file_start = offset - offset % self._per_file
             file_end = min(self.end, file_start + self._per_file)
@@ -178,20 +186,13 @@ class QueueWrite:
 
     def _write_file(self, file_start: int, offset: int, end: int) -> None:
         path = f"{self._directory}/{segment_name(file_start * ENTRY_SIZE)}"
-        created = not self._disk.exists(path)
-        if created:
-            self._disk.make_dirs(self._directory)
+        data = self._data[(offset - self._first) * ENTRY_SIZE : (end - self._first) * ENTRY_SIZE]
+        if not self._disk.exists(path):
+            self._disk.make_dirs(self._directory, sync=False)
+            data = FILL * (offset - file_start) + data
+            offset = file_start
         file = self._disk.open(path, size=self._per_file * ENTRY_SIZE, create=True)
         try:
-            if created and offset > file_start:
-                file.write(0, FILL * (offset - file_start))
-            begin = max(offset, self._first)
-            if begin < end:
-                data = self._data[(begin - self._first) * ENTRY_SIZE : (end - self._first) * ENTRY_SIZE]
-                file.write((begin - file_start) * ENTRY_SIZE, data)
-            if self._sync or created:
-                file.sync()
-            if created:
-                self._disk.sync_dir(self._directory)
+            file.write((offset - file_start) * ENTRY_SIZE, data)
         finally:
             file.close()

@@ -6,19 +6,24 @@ for a new or renamed name, `sync_dir` of its directory.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
-from pathlib import Path
+from collections.abc import Callable, Collection
+from pathlib import Path, PurePosixPath
 from typing import Final, Protocol, TypeAlias
 
-from penstock.errors import StoreError, StoreLocked
+from penstock.errors import StoreLocked
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 _ZEROS: Final = bytes(1 << 20)
+_sync_data: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)
+_SYNC_ONE_BY_ONE: Final = 64
+"""More files than this are synced with all else on their file system: a thousand syncs take seconds."""
 
 
 class File(Protocol):
@@ -56,9 +61,7 @@ class Disk(Protocol):
         """Sorted names; a missing directory is an empty one."""
         ...
 
-    def make_dirs(self, path: str) -> None:
-        """Durable when it returns."""
-        ...
+    def make_dirs(self, path: str, *, sync: bool = True) -> None: ...
 
     def remove(self, path: str) -> None: ...
     def remove_tree(self, path: str) -> None:
@@ -69,6 +72,10 @@ class Disk(Protocol):
     def read_bytes(self, path: str) -> bytes: ...
     def write_bytes(self, path: str, data: bytes, *, sync: bool = True) -> None: ...
     def sync_dir(self, path: str) -> None: ...
+    def sync_paths(self, paths: Collection[str]) -> None:
+        """Force files, and the names that lead to them, to the medium; fine if some are gone."""
+        ...
+
     def usage(self) -> tuple[int, int]:
         """Bytes that ordinary users can use in total, and those of them still free."""
         ...
@@ -112,7 +119,7 @@ class RealFile:
             written = os.pwrite(self._descriptor, data, offset)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        _sync_data(self._descriptor)
 
     def clear(self, offset: int) -> None:
         size = self.size
@@ -178,7 +185,7 @@ class RealDisk:
         except FileNotFoundError:
             return []
 
-    def make_dirs(self, path: str) -> None:
+    def make_dirs(self, path: str, *, sync: bool = True) -> None:
         directory = self._root / path
         if directory.is_dir():
             return
@@ -186,8 +193,9 @@ class RealDisk:
         while not missing[-1].parent.exists():
             missing.append(missing[-1].parent)
         directory.mkdir(parents=True, exist_ok=True)
-        for made in missing:
-            _sync_directory(made.parent)
+        if sync:
+            for made in missing:
+                _sync_directory(made.parent)
 
     def remove(self, path: str) -> None:
         os.unlink(self._path(path))
@@ -219,6 +227,38 @@ class RealDisk:
     def sync_dir(self, path: str) -> None:
         _sync_directory(self._root / path)
 
+    def sync_paths(self, paths: Collection[str]) -> None:
+        if len(paths) > _SYNC_ONE_BY_ONE:
+            self._sync_all()
+            return
+        directories: set[PurePosixPath] = set()
+        for path in paths:
+            try:
+                file = self.open(path)
+            except FileNotFoundError:
+                continue
+            try:
+                file.sync()
+            finally:
+                file.close()
+            directories.update(PurePosixPath(path).parents)
+        for directory in directories:
+            _sync_directory(self._root / directory)
+
+    def _sync_all(self) -> None:
+        """The standard library has only a sync of all file systems."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "syncfs"):
+            os.sync()
+            return
+        descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if libc.syncfs(descriptor) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+        finally:
+            os.close(descriptor)
+
     def usage(self) -> tuple[int, int]:
         state = os.statvfs(self._root)
         used = state.f_blocks - state.f_bfree
@@ -230,10 +270,7 @@ class RealDisk:
         # Asked before opening: closing a second descriptor would drop the lock the process already has.
         if self.exists(path) and _identity(os.stat(where)) in _held_locks:
             raise StoreLocked(text)
-        try:
-            descriptor = os.open(where, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StoreError(f"{where}: {error.strerror}; give a data directory you may write to") from error
+        descriptor = os.open(where, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError:
@@ -264,16 +301,3 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_files(disk: Disk, paths: list[str]) -> None:
-    """Force files to the medium through descriptors of our own, so that others may close theirs."""
-    for path in paths:
-        try:
-            file = disk.open(path)
-        except FileNotFoundError:
-            continue
-        try:
-            file.sync()
-        finally:
-            file.close()

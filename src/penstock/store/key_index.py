@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import StoreDamaged
@@ -42,7 +43,7 @@ class KeyIndex:
             if size not in (0, wanted):
                 raise StoreDamaged(
                     f"{self._disk.name}/{DIRECTORY}/{name} has {size} bytes where {wanted} are expected: set "
-                    "index_slots and index_entries to what the directory was written with, or delete the "
+                    "maxHashSlotNum and maxIndexNum to what the directory was written with, or delete the "
                     "directory index (key queries then miss older messages)"
                 )
         return names
@@ -104,20 +105,22 @@ class KeyIndex:
         """Index the records that wait, at most this many."""
         backlog = self._backlog
         for _ in range(len(backlog) if limit is None else min(limit, len(backlog))):
-            arrival = backlog.popleft()
-            keys = arrival.keys
+            topic, _, _, _, store_ms, _, position, _, keys = backlog.popleft()
             if keys:
-                found = keys_of(keys) if isinstance(keys, bytes) else keys
-                self.insert(arrival.topic, found, arrival.physical_offset, arrival.store_ms)
+                self.insert(topic, keys_of(keys) if isinstance(keys, bytes) else keys, position, store_ms)
 
-    def insert(
-        self, topic: str, keys: tuple[str, ...] | list[str], physical_offset: int, store_ms: int
-    ) -> None:
-        prefix = self._prefix(topic)
+    def insert(self, topic: str, keys: Sequence[str], physical_offset: int, store_ms: int) -> None:
+        prefix = self._prefixes.get(topic)
+        if prefix is None:
+            prefix = self._prefix(topic)
+        file = self._growing
+        if file is None or file.full:
+            file = self._begin_file(store_ms)
+        if physical_offset < file.end_offset:
+            return  # recovery goes over records that are in already
         for key in keys:
-            file = self._growing(store_ms)
-            if physical_offset < file.end_offset:
-                return  # recovery goes over records that are in already
+            if file.full:
+                file = self._begin_file(store_ms)
             file.insert(slot_hash(extend_hash(prefix, key)), physical_offset, store_ms)
 
     def _prefix(self, topic: str) -> int:
@@ -128,10 +131,12 @@ class KeyIndex:
             prefix = self._prefixes[topic] = java_hash(topic + "#")
         return prefix
 
-    def _growing(self, store_ms: int) -> IndexFile:
-        last = self.files[-1] if self.files else None
-        if last is not None and not last.full:
-            return last
+    @property
+    def _growing(self) -> IndexFile | None:
+        return self.files[-1] if self.files else None
+
+    def _begin_file(self, store_ms: int) -> IndexFile:
+        last = self._growing
         moment = time.localtime(store_ms // 1000)
         name = int(f"{time.strftime('%Y%m%d%H%M%S', moment)}{store_ms % 1000:03d}")
         if last is not None:

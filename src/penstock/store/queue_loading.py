@@ -23,7 +23,7 @@ def queue_directories(disk: Disk) -> Iterator[tuple[str, int]]:
                 yield topic, int(name)
 
 
-def check_queue_files(disk: Disk, per_file: int) -> dict[tuple[str, int], list[int]]:
+def check_queue_files(disk: Disk, per_file: int, *, clean: bool) -> dict[tuple[str, int], list[int]]:
     """Start offsets of the files of every queue. Changes nothing."""
     return {
         (topic, queue_id): [
@@ -32,8 +32,9 @@ def check_queue_files(disk: Disk, per_file: int) -> dict[tuple[str, int], list[i
                 disk,
                 f"{DIRECTORY}/{topic}/{queue_id}",
                 per_file * ENTRY_SIZE,
-                "consume_queue_file_entries (times 20)",
+                "mappedFileSizeConsumeQueue",
                 f"delete the directory {DIRECTORY} to have it built again from the commit log",
+                one_empty=clean,
             )
         ]
         for topic, queue_id in queue_directories(disk)

@@ -20,7 +20,7 @@ from penstock.store import checkpoint as checkpoints
 from penstock.store import commit_log, consume_queue, index, journal
 from penstock.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from penstock.store.commit_log import segment_path
-from penstock.store.consume_queue import FILL, ConsumeQueue, QueueWrite
+from penstock.store.consume_queue import FILL, ConsumeQueue, QueueWrite, is_queue_name
 from penstock.store.disk import Disk
 from penstock.store.dispatch import NOT_IN_QUEUE, DelayLevels, keys_of, queue_tag_code
 from penstock.store.key_index import COMMIT_ENTRIES
@@ -75,13 +75,10 @@ class Recovery:
         self.checkpoint = Checkpoint()
         self._queue_files: dict[tuple[str, int], list[int]] = {}
         self.tombstones: dict[str, int] = {}
+        self._ours = False
+        """Whether we were the last to write here."""
         self.end = 0
         self.store_ms = 0
-
-    @property
-    def _ours(self) -> bool:
-        """Whether we were the last to write here."""
-        return self.checkpoint.position is not None
 
     def run(self) -> None:
         store, log = self._store, self._log
@@ -90,13 +87,17 @@ class Recovery:
                 self._disk,
                 commit_log.DIRECTORY,
                 log.file_size,
-                "commit_log_file_size",
-                "delete the files behind it to go on without the messages in them",
+                "mappedFileSizeCommitLog",
+                "delete all files from there on to go on without the messages in them",
+                one_empty=True,
             )
         )
-        self._queue_files = check_queue_files(self._disk, store.settings.consume_queue_file_entries)
+        self._queue_files = check_queue_files(
+            self._disk, store.settings.consume_queue_file_entries, clean=self._clean
+        )
         index_names = store.index.check()
         self.checkpoint = load_checkpoint(self._disk)
+        self._ours = self.checkpoint.position is not None
         self.tombstones = load_tombstones(self._disk)
         if self._clean:
             self._load_queues(None)
@@ -227,7 +228,7 @@ class Recovery:
         topic, position = record.topic, record.physical_offset
         if self.tombstones and position < self.tombstones.get(topic, 0):
             return
-        if not record.sys_flag & NOT_IN_QUEUE:
+        if not record.sys_flag & NOT_IN_QUEUE and is_queue_name(topic, record.queue_id):
             queue = store.queues.get((topic, record.queue_id)) or store.add_queue(topic, record.queue_id)
             if self._make_room(queue, record, strict):
                 tag_code = queue_tag_code(topic, record.properties, record.store_ms, self._delay_level_ms)
@@ -265,9 +266,9 @@ class Recovery:
         store = self._store
         for queue in store.dirty:
             if queue.unwritten_bytes >= _WRITE_BYTES:
-                write = QueueWrite(self._disk, queue, sync=False)
+                write = QueueWrite(self._disk, queue)
                 write.run()
-                queue.was_written(write.end, synced=False)
+                queue.was_written(write.end)
         for file in store.index.to_commit(COMMIT_ENTRIES):
             commit = file.commit()
             commit.run()

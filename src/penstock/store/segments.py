@@ -17,18 +17,22 @@ def segment_starts(disk: Disk, directory: str) -> list[int]:
     return [int(name) for name in disk.list_dir(directory) if len(name) == 20 and name.isdecimal()]
 
 
-def check_segments(disk: Disk, directory: str, size: int, setting: str, remedy: str) -> list[int]:
-    """The segments of a directory, all of the right size and without a gap.
+def check_segments(
+    disk: Disk, directory: str, size: int, setting: str, remedy: str, *, one_empty: bool
+) -> list[int]:
+    """The segments of a directory up to the first empty file, all of the right size and without a gap.
 
-    An empty last file is left out: it was being created when the machine stopped. Changes nothing.
+    Empty files were being created when the machine stopped; `one_empty` says that only the last can be one.
+    Changes nothing.
     """
     starts = segment_starts(disk, directory)
-    for start in list(starts):
+    for at, start in enumerate(starts):
         path = f"{directory}/{segment_name(start)}"
         actual = disk.file_size(path)
-        if actual == 0 and start == starts[-1]:
-            starts.pop()
-        elif actual != size:
+        if actual == 0 and (at == len(starts) - 1 or not one_empty):
+            del starts[at:]
+            break
+        if actual != size:
             raise StoreDamaged(
                 f"{disk.name}/{path} has {actual} bytes where {setting} says {size}: "
                 f"set {setting} to what the directory was written with, or {remedy}"

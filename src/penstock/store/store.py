@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from penstock.errors import StoreError
 from penstock.limits import PULL_MAX_BYTES, QUERY_MAX_MESSAGES
 from penstock.message.names import is_system_topic
 from penstock.message.record import RecordView
 from penstock.store.commit_log import Flush, segment_path
 from penstock.store.config_files import ConfigFiles
 from penstock.store.consume_queue import DIRECTORY, ConsumeQueue
-from penstock.store.disk import Disk, sync_files
+from penstock.store.disk import Disk
 from penstock.store.dispatch import DelayLevels
 from penstock.store.reading import get_messages, read_record
 from penstock.store.recovery import ABORT, LOCK, Recovery, check_directory
@@ -45,24 +46,33 @@ class Store(Writer):
         *,
         store_host: bytes,
         delay_level_ms: DelayLevels | None = None,
+        look: Callable[[ConfigFiles], None] | None = None,
         now_ms: int,
     ) -> Store:
         """Lock a directory, repair what a crash left, and get ready to write.
 
         Raises StoreLocked, StoreDamaged or another StoreError, which name the file and what to do; then
-        nothing in the directory has changed.
+        nothing in the directory has changed. `look` is how the owner of the configuration files can refuse
+        them in time.
         """
-        check_directory(disk)
-        disk.make_dirs("")
-        disk.lock(LOCK)
         try:
+            check_directory(disk)
+            disk.make_dirs("")
+            disk.lock(LOCK)
             store = cls(disk, settings, store_host=store_host)
-            recovery = Recovery(store, delay_level_ms)
-            recovery.run()
-            store._start(recovery, now_ms)
-        except BaseException:
-            disk.unlock()
-            raise
+            try:
+                if look is not None:
+                    look(store.config)
+                recovery = Recovery(store, delay_level_ms)
+                recovery.run()
+                store._start(recovery, now_ms)
+            except BaseException:
+                store.abandon()
+                raise
+        except OSError as error:
+            where = error.filename or disk.name
+            text = f"{where}: {error.strerror}; give a data directory on a disk that works"
+            raise StoreError(text) from error
         return store
 
     def _start(self, recovery: Recovery, now_ms: int) -> None:
@@ -258,7 +268,7 @@ class Store(Writer):
         if self.settings.flush == "sync":
             return lambda: None
         paths = [segment_path(start) for start in self.log.starts[-1:]] + self.journal.paths()
-        return lambda: sync_files(self.disk, paths)
+        return lambda: self.disk.sync_paths(paths)
 
     def live_dirty(self) -> list[ConsumeQueue]:
         """Queues to be written; those of topics that were deleted meanwhile are dropped."""

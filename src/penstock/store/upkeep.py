@@ -24,7 +24,7 @@ INDEX_RECORDS_PER_TICK: Final = 2_000
 """Keeps a tick short: about 5 ms."""
 QUEUE_WRITE_BYTES: Final = 8 * 1024
 """A queue with this much in memory is written at the next occasion."""
-QUEUES_PER_BATCH: Final = 64
+QUEUES_PER_BATCH: Final = 256
 WRITE_INTERVAL_MS: Final = 1_000
 SYNC_INTERVAL_MS: Final = 500
 """With flush = "async": how often the log is forced to the medium. Protocol default."""
@@ -33,18 +33,19 @@ CHECKPOINT_BYTES: Final = 64 << 20
 """Log written between two checkpoints; recovery reads about as much."""
 SPACE_INTERVAL_MS: Final = 1_000
 SPARE_BYTES: Final = 16 << 20
-"""Free space that must be there before writes are tried again after one failed."""
+"""Free space (on a small disk a hundredth of it) before writes are tried again after one failed."""
 
 _FLUSH, _UPKEEP, _SPACE = "flush", "upkeep", "space"
 
 
 class _Round:
-    """One checkpoint in the making: it may be written once all its parts are on the medium."""
+    """One checkpoint in the making: it is written once all its parts are on the medium."""
 
-    def __init__(self, checkpoint: Checkpoint, queues: list[ConsumeQueue], files: list[IndexFile]) -> None:
+    def __init__(self, checkpoint: Checkpoint, files: list[IndexFile], queues: list[ConsumeQueue]) -> None:
         self.checkpoint = checkpoint
-        self.queues = queues
         self.files = files
+        self.to_write = list(queues)
+        self.queues = queues
 
 
 class Upkeep:
@@ -77,17 +78,20 @@ class Upkeep:
         """Everything derived to disk, here and now, and a checkpoint. Raises OSError if that cannot be."""
         store = self._store
         store.index.catch_up()
-        for path in store.removals:
-            self._remove([path])
-        store.removals.clear()
-        work = [self._index_job(store.index.to_commit())]
-        work += [self._queue_job(queue, sync=True) for queue in store.live_dirty()]
-        for job in work:
-            job()
+        for job in self._jobs:
+            if not job.done:
+                job()
             job.finish()
-            if self._error is not None:
-                raise self._error
-        save_checkpoint(self._disk, self._checkpoint())
+        if store.removals:
+            self._remove(store.removals)
+            store.removals.clear()
+        round_ = self._begin_round()
+        while self._round is not None:
+            for job in self._plan_round(round_, 0):
+                job()
+                job.finish()
+                if self._error is not None:
+                    raise self._error
 
     def _take_results(self, now_ms: int) -> None:
         for job in self._jobs:
@@ -112,8 +116,7 @@ class Upkeep:
             paths, store.removals = store.removals, []
             return [Job(lambda: self._remove(paths), self._note)]
         if self._round is None and self._checkpoint_due(now_ms):
-            queues = store.live_dirty()
-            self._round = _Round(self._checkpoint(), queues, store.index.to_commit())
+            self._begin_round()
         if self._round is not None:
             return self._plan_round(self._round, now_ms)
         jobs = []
@@ -123,7 +126,7 @@ class Upkeep:
         if now_ms >= self._next_write_ms:
             self._next_write_ms = now_ms + WRITE_INTERVAL_MS
             jobs += [
-                self._queue_job(queue, sync=False)
+                self._queue_job(queue)
                 for queue in store.live_dirty()
                 if queue.unwritten_bytes >= QUEUE_WRITE_BYTES
             ]
@@ -138,29 +141,22 @@ class Upkeep:
             now_ms >= self._next_checkpoint_ms and (grown > 0 or _UPKEEP in self._store.refusals)
         )
 
+    def _begin_round(self) -> _Round:
+        store = self._store
+        self._round = _Round(self._checkpoint(), store.index.to_commit(), store.live_dirty())
+        return self._round
+
     def _plan_round(self, round_: _Round, now_ms: int) -> list[Job]:
         if round_.files:
             files, round_.files = round_.files, []
             return [self._index_job(files)]
-        if round_.queues:
-            queues = round_.queues[:QUEUES_PER_BATCH]
-            del round_.queues[:QUEUES_PER_BATCH]
-            return [self._queue_job(queue, sync=True) for queue in queues if self._store.is_live(queue)]
+        if round_.to_write:
+            queues = round_.to_write[:QUEUES_PER_BATCH]
+            del round_.to_write[:QUEUES_PER_BATCH]
+            return [self._queue_job(queue) for queue in queues if self._store.is_live(queue)]
         self._round = None
         self._next_checkpoint_ms = now_ms + CHECKPOINT_INTERVAL_MS
-        sync_log = self._store.log_sync()
-
-        def save() -> None:
-            sync_log()
-            save_checkpoint(self._disk, round_.checkpoint)
-
-        def saved(error: OSError | None) -> None:
-            self._note(error)
-            if error is None:
-                self._checkpoint_position = round_.checkpoint.position or 0
-                self._store.allow(_UPKEEP)
-
-        return [Job(save, saved)]
+        return [self._checkpoint_job(round_)]
 
     def _checkpoint(self) -> Checkpoint:
         """What may be claimed once all that is in memory now is on the medium."""
@@ -173,17 +169,39 @@ class Upkeep:
 
     # ---- the jobs -------------------------------------------------------------------------------
 
-    def _queue_job(self, queue: ConsumeQueue, *, sync: bool) -> Job:
-        write = QueueWrite(self._disk, queue, sync=sync)
+    def _queue_job(self, queue: ConsumeQueue) -> Job:
+        write = QueueWrite(self._disk, queue)
 
         def written(error: OSError | None) -> None:
             self._note(error)
             if error is None:
-                queue.was_written(write.end, synced=sync)
-                if queue.synced == queue.max_offset:
-                    self._store.dirty.pop(queue, None)
+                queue.was_written(write.end)
 
         return Job(write.run, written)
+
+    def _checkpoint_job(self, round_: _Round) -> Job:
+        store = self._store
+        written = [(queue, queue.written) for queue in round_.queues if store.is_live(queue)]
+        paths = [path for queue, _ in written for path in queue.unsynced_paths()]
+        sync_log = store.log_sync()
+
+        def work() -> None:
+            sync_log()
+            self._disk.sync_paths(paths)
+            save_checkpoint(self._disk, round_.checkpoint)
+
+        def saved(error: OSError | None) -> None:
+            self._note(error)
+            if error is not None:
+                return
+            self._checkpoint_position = round_.checkpoint.position or 0
+            store.allow(_UPKEEP)
+            for queue, end in written:
+                queue.synced = max(queue.synced, end)
+                if queue.synced == queue.max_offset:
+                    store.dirty.pop(queue, None)
+
+        return Job(work, saved)
 
     def _index_job(self, files: list[IndexFile]) -> Job:
         commits = [(file, file.commit()) for file in files]
@@ -220,5 +238,5 @@ class Upkeep:
             store.refuse(_SPACE, f"{self._disk.name}: the disk is {self.used_ratio:.0%} full")
         elif self.used_ratio <= settings.disk_clean_ratio:
             store.allow(_SPACE)
-        if _FLUSH in store.refusals and free >= SPARE_BYTES and store.cut_back():
+        if _FLUSH in store.refusals and free >= min(SPARE_BYTES, total // 100) and store.cut_back():
             store.allow(_FLUSH)

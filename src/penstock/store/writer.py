@@ -11,7 +11,7 @@ from penstock.errors import InvalidArgument, MessageTooLarge, StoreFull
 from penstock.limits import MAX_PROPERTIES_BYTES
 from penstock.message.sysflag import BORN_V6, ROLLBACK, STORE_V6
 from penstock.store.commit_log import V6_EXTRA_BYTES, CommitLog, Flush, blank_record
-from penstock.store.consume_queue import ENTRY, ConsumeQueue
+from penstock.store.consume_queue import ENTRY, ConsumeQueue, is_queue_name
 from penstock.store.disk import Disk
 from penstock.store.dispatch import NOT_IN_QUEUE, tag_code_of
 from penstock.store.files import OpenFiles
@@ -255,7 +255,7 @@ class Writer:
         return positions, first
 
     def add_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        if not topic or topic in (".", "..") or "/" in topic or "\0" in topic or queue_id < 0:
+        if not is_queue_name(topic, queue_id):
             raise InvalidArgument(f"{topic!r} queue {queue_id} is not a topic name and queue id")
         queue = ConsumeQueue(topic, queue_id, self._entries_per_file, self.queue_files)
         self.queues[topic, queue_id] = queue

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections.abc import Collection
 from typing import Final
 
 from penstock.errors import StoreLocked
@@ -202,7 +203,7 @@ class FaultDisk:
         inside = (name[len(prefix) :] for name in self._names if name.startswith(prefix))
         return sorted({name.partition("/")[0] for name in inside})
 
-    def make_dirs(self, path: str) -> None:
+    def make_dirs(self, path: str, *, sync: bool = True) -> None:
         """Directories exist as long as something is in them."""
 
     def remove(self, path: str) -> None:
@@ -238,6 +239,13 @@ class FaultDisk:
         self.step()
         for change in self._unsynced_names.pop(path, ()):
             _apply(self._durable_names, change)
+
+    def sync_paths(self, paths: Collection[str]) -> None:
+        for path in paths:
+            if path in self._names:
+                self.step(writes=True)
+                self._names[path].sync()
+                self.sync_dir(_parent(path))
 
     def usage(self) -> tuple[int, int]:
         return self.total_bytes, self.free_bytes

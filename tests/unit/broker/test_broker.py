@@ -8,7 +8,7 @@ from penstock.message.record import RecordView, split_records
 from penstock.wire.bodies import TopicConfig
 
 
-@pytest.mark.parametrize("code", [13, 37, 324, 370, 200_050, 999_999])
+@pytest.mark.parametrize("code", [13, 37, 324, 370, 200_070, 999_999])
 def test_a_request_that_is_not_served_says_so(bench: Any, code: int) -> None:
     answer = bench.ask(code, {})
     assert (answer.code, answer.remark) == (3, f" request type {code} not supported")

@@ -37,10 +37,30 @@ def test_a_bad_or_missing_file_gives_way_to_its_bak(broken):
     assert disk.read_bytes("config/topics.json.bak") == b"1", "the bad file must not replace the good one"
 
 
-def test_a_first_file_that_is_torn_counts_as_none():
+def test_a_first_file_that_is_empty_counts_as_none():
+    disk = FaultDisk(1)
+    disk.write_bytes("config/topics.json", b"")
+    assert ConfigFiles(disk).load("topics.json", json.loads) is None
+
+
+def test_a_bad_file_without_bak_is_an_error_that_names_it_and_changes_nothing():
     disk = FaultDisk(1)
     disk.write_bytes("config/topics.json", b"{")
-    assert ConfigFiles(disk).load("topics.json", json.loads) is None
+    with pytest.raises(StoreDamaged, match=r"config/topics\.json cannot be read.*repair it, or delete it"):
+        ConfigFiles(disk).load("topics.json", json.loads)
+    assert disk.read_bytes("config/topics.json") == b"{"
+
+
+def test_a_check_says_what_loading_would_and_changes_nothing():
+    disk = FaultDisk(1)
+    files = ConfigFiles(disk)
+    files.check("topics.json", json.loads)
+    disk.write_bytes("config/topics.json", b"{")
+    with pytest.raises(StoreDamaged):
+        files.check("topics.json", json.loads)
+    disk.write_bytes("config/topics.json.bak", b"1")
+    files.check("topics.json", json.loads)
+    assert disk.read_bytes("config/topics.json") == b"{"
 
 
 def test_a_bad_bak_is_an_error_that_names_it_and_changes_nothing():

@@ -143,7 +143,7 @@ def test_a_rebuild_that_is_interrupted_is_not_mistaken_for_a_finished_one(filled
     filled.send("Other")
     # One queue goes to disk, then the machine stops before a checkpoint.
     queue = filled.store.queues["Other", 0]
-    QueueWrite(filled.disk, queue, sync=True).run()
+    QueueWrite(filled.disk, queue).run()
     filled.kill()
     filled.open()
     assert filled.bodies() == all_bodies(12)
@@ -205,9 +205,9 @@ def test_a_file_of_the_wrong_size_is_named(filled, path):
 
 def test_a_directory_of_other_sizes_is_refused_whatever_the_sizes(filled):
     filled.settings["commit_log_file_size"] = 8192
-    refused(filled, StoreDamaged, "commit_log_file_size says 8192")
+    refused(filled, StoreDamaged, "mappedFileSizeCommitLog says 8192")
     filled.settings |= {"commit_log_file_size": 4096, "index_slots": 21}
-    refused(filled, StoreDamaged, "index_slots and index_entries")
+    refused(filled, StoreDamaged, "maxHashSlotNum and maxIndexNum")
 
 
 def test_damage_in_front_of_sound_messages_is_not_taken_for_a_torn_tail(filled):

@@ -110,10 +110,9 @@ class LeaseQueue:
         self.delayed = 0
         """Those of them whose invisible time was changed."""
 
-    def count(self, lease: Lease, sign: int) -> None:
-        messages = sign * lease.unacked.bit_count()
+    def count(self, flags: int, messages: int) -> None:
         self.in_flight += messages
-        if lease.flags & CHANGED:
+        if flags & CHANGED:
             self.delayed += messages
 
 
@@ -132,6 +131,7 @@ class Leases:
         self._by_prefix: dict[bytes, LeaseQueue] = {}
         self._clock_ms = 0
         self._skew_ms = 0
+        self._latest_pop_ms = 0
 
     # ---- time -----------------------------------------------------------------------------------
 
@@ -147,6 +147,10 @@ class Leases:
         self._clock_ms = time_ms
         return time_ms
 
+    def latest_ms(self, now_ms: int) -> int:
+        """No handle that was ever given out has a later pop time."""
+        return max(self.clock(now_ms), self._latest_pop_ms)
+
     def start(self, now_ms: int, newest_record_ms: int) -> None:
         """After loading and replaying: every lease gets its place in time.
 
@@ -158,8 +162,9 @@ class Leases:
         for queue in self._queues.values():
             for key, record in queue.leases.items():
                 lease = _unpack(record)
-                queue.count(lease, 1)
+                queue.count(lease.flags, lease.unacked.bit_count())
                 self.due.add(queue, key, min(lease.visible_ms, self._clock_ms + lease.invisible_ms))
+                self._latest_pop_ms = max(self._latest_pop_ms, lease.pop_ms)
             self.count += len(queue.leases)
 
     # ---- asking ---------------------------------------------------------------------------------
@@ -211,6 +216,7 @@ class Leases:
         while _key(new.start, pop_ms) in queue.leases:
             pop_ms += 1
         new = new._replace(pop_ms=pop_ms)
+        self._latest_pop_ms = max(self._latest_pop_ms, pop_ms)
         record = self._put(queue, new)
         self._clear(queue, lease, 1 << new.start - lease.start)
         old = _MESSAGE.pack(lease.start, lease.pop_ms, new.start)
@@ -226,7 +232,7 @@ class Leases:
     def _put(self, queue: LeaseQueue, lease: Lease) -> bytes:
         key = _key(lease.start, lease.pop_ms)
         record = queue.leases[key] = _pack(lease)
-        queue.count(lease, 1)
+        queue.count(lease.flags, lease.unacked.bit_count())
         self.count += 1
         self.due.add(queue, key, lease.visible_ms)
         self.dirty = True
@@ -234,10 +240,11 @@ class Leases:
 
     def _clear(self, queue: LeaseQueue, lease: Lease, mask: int) -> None:
         key = _key(lease.start, lease.pop_ms)
-        queue.count(lease._replace(unacked=lease.unacked & mask), -1)
+        queue.count(lease.flags, -(lease.unacked & mask).bit_count())
         left = lease.unacked & ~mask
         if left:
-            queue.leases[key] = _pack(lease._replace(unacked=left))
+            size = (lease.span + 7) // 8
+            queue.leases[key] = queue.leases[key][:-size] + left.to_bytes(size, "little")
         else:
             del queue.leases[key]
             self.count -= 1
@@ -267,7 +274,9 @@ class Leases:
             if saved[: len(_MAGIC)] != _MAGIC:
                 raise ValueError("not a snapshot of leases")
             self._load(saved)
-        except (struct.error, UnicodeDecodeError) as error:
+        except (struct.error, ValueError) as error:
+            self._queues.clear()
+            self._by_prefix.clear()
             raise ValueError(str(error)) from None
 
     def _load(self, saved: bytes) -> None:

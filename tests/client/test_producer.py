@@ -345,10 +345,12 @@ async def test_send_many_keeps_the_order_of_each_key(server: RunningBroker, topi
 async def test_send_many_tells_for_each_message_how_it_went(cluster: Any, topic: str, quick: Timings) -> None:
     async with cluster.running("b1"), Producer(cluster.name_server, retry_times=0, timings=quick) as producer:
         cluster.on(BATCH, lambda request: request.reply(ResponseCode.SYSTEM_BUSY))
-        messages = [Message(topic, b"x"), Message(topic, b""), Message(topic, b"y" * 5_000)]
-        with pytest.raises(SendManyFailed, match="2 of 3") as caught:
+        large = Message(topic, b"x", properties={"p": "x" * 40_000})
+        messages = [Message(topic, b"x"), Message(topic, b""), Message(topic, b"y" * 5_000), large]
+        with pytest.raises(SendManyFailed, match="3 of 4") as caught:
             await producer.send_many(messages)
-        first, second, third = caught.value.results
+        first, second, third, fourth = caught.value.results
+        assert isinstance(fourth, MessageTooLarge)
         assert isinstance(first, SendError)
         assert isinstance(second, InvalidArgument)
         assert getattr(third, "status", None) is SendStatus.OK

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.client.config import ProducerSettings
 from penstock.client.sender import Outgoing, Sender, SendResult, by_key
 from penstock.errors import InvalidArgument, MessageTooLarge, PenstockError, SendManyFailed
+from penstock.limits import MAX_PROPERTIES_BYTES
 from penstock.message.batch import encode_batch
 from penstock.message.ids import unique_id
 from penstock.message.model import Message
@@ -17,7 +18,9 @@ from penstock.message.properties import Key, encode_properties
 from penstock.message.queue import MessageQueue
 from penstock.wire.codes import RequestCode
 
-NOT_IN_BATCHES = (Key.DELAY, Key.TIMER_DELAY_MS, Key.TIMER_DELAY_SEC, Key.TIMER_DELIVER_MS, Key.TRAN_MSG)
+NOT_IN_BATCHES = frozenset(
+    {Key.DELAY, Key.TIMER_DELAY_MS, Key.TIMER_DELAY_SEC, Key.TIMER_DELIVER_MS, Key.TRAN_MSG}
+)
 ELEMENT_BYTES = 22
 """What a message costs in a batch besides body and properties."""
 
@@ -37,6 +40,18 @@ class _Chunk:
         self.ids: list[str] = []
         self.elements: list[tuple[int, bytes, bytes]] = []
         self.size = 0
+
+    def append(self, place: int, flag: int, body: bytes, properties: dict[str, str]) -> None:
+        message_id = properties.get(Key.UNIQ_KEY)
+        if message_id is None:
+            message_id = properties[Key.UNIQ_KEY] = unique_id()
+        text = encode_properties(properties).encode()
+        if len(text) > MAX_PROPERTIES_BYTES:
+            raise MessageTooLarge(f"properties of {len(text)} bytes: at most {MAX_PROPERTIES_BYTES} fit")
+        self.places.append(place)
+        self.ids.append(message_id)
+        self.elements.append((flag, body, text))
+        self.size += ELEMENT_BYTES + len(body) + len(text)
 
     def outgoing(self) -> Outgoing:
         properties = encode_properties({Key.UNIQ_KEY: unique_id(), Key.WAIT: self.wait})
@@ -87,10 +102,10 @@ class Batcher:
                 raise InvalidArgument(f"a batch has one topic, not {chunk.topic} and {message.topic}")
             if message.properties.get(Key.WAIT, "true") != chunk.wait:
                 raise InvalidArgument("the messages of a batch must agree in wait_stored")
-            if not _batchable(message):
+            if not _batchable(message.topic, message.properties):
                 raise InvalidArgument("delayed and retried messages cannot be part of a batch")
             self._check(message)
-            _append(chunk, place, message)
+            chunk.append(place, message.flag, message.body, message.properties)
         if chunk.size > self._settings.max_message_bytes:
             raise MessageTooLarge(
                 f"a batch of {chunk.size} bytes is over the limit of {self._settings.max_message_bytes}"
@@ -100,8 +115,9 @@ class Batcher:
     async def send_many(
         self, messages: Iterable[Message], queue_key: QueueKey, timeout_ms: int
     ) -> list[SendResult]:
-        run = _Run(self._sender, self._settings.batch_requests, timeout_ms)
         settings = self._settings
+        run = _Run(self._sender, settings.batch_requests, timeout_ms)
+        most_bytes = settings.max_message_bytes - MAX_PROPERTIES_BYTES - ELEMENT_BYTES
         open_chunks: dict[tuple[str, str, MessageQueue | None], _Chunk] = {}
         for place, message in enumerate(messages):
             run.results.append(None)
@@ -111,24 +127,28 @@ class Batcher:
             except PenstockError as error:
                 run.results[place] = error
                 continue
+            body, properties = message.body, message.properties
             # Alone, a large message is compressed; with a key it stays in its batch, for the order's sake.
-            large = queue is None and len(message.body) >= settings.compress_over_bytes
-            if large or not _batchable(message):
+            large = queue is None and len(body) >= settings.compress_over_bytes
+            if large or not _batchable(message.topic, properties):
                 await run.send_single(place, self._prepare(message), queue)
                 continue
-            key = (message.topic, message.properties.get(Key.WAIT, "true"), queue)
+            key = (message.topic, properties.get(Key.WAIT, "true"), queue)
             chunk = open_chunks.get(key)
-            room = settings.max_message_bytes - len(message.body) - 2 * ELEMENT_BYTES - 32_768
-            if chunk is not None and chunk.size > max(room, 0):
+            if chunk is not None and chunk.size + len(body) > most_bytes:
                 await run.send_chunk(open_chunks.pop(key))
                 chunk = None
             if chunk is None:
                 chunk = open_chunks[key] = _Chunk(*key)
-            _append(chunk, place, message)
+            try:
+                chunk.append(place, message.flag, body, properties)
+            except MessageTooLarge as error:
+                run.results[place] = error
             if len(chunk.places) >= settings.batch_messages or chunk.size >= settings.batch_bytes:
                 await run.send_chunk(open_chunks.pop(key))
         for chunk in open_chunks.values():
-            await run.send_chunk(chunk)
+            if chunk.places:
+                await run.send_chunk(chunk)
         return await run.finish()
 
     async def _queue_for(self, message: Message, queue_key: QueueKey) -> MessageQueue:
@@ -204,19 +224,5 @@ class _Run:
         )
 
 
-def _batchable(message: Message) -> bool:
-    properties = message.properties
-    return not any(name in properties for name in NOT_IN_BATCHES) and not is_retry_topic(message.topic)
-
-
-def _append(chunk: _Chunk, place: int, message: Message) -> None:
-    properties = message.properties
-    message_id = properties.get(Key.UNIQ_KEY)
-    if message_id is None:
-        message_id = properties[Key.UNIQ_KEY] = unique_id()
-    text = encode_properties(properties).encode()
-    body = message.body
-    chunk.places.append(place)
-    chunk.ids.append(message_id)
-    chunk.elements.append((message.flag, body, text))
-    chunk.size += ELEMENT_BYTES + len(body) + len(text)
+def _batchable(topic: str, properties: Mapping[str, str]) -> bool:
+    return NOT_IN_BATCHES.isdisjoint(properties) and not is_retry_topic(topic)

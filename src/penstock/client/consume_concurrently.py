@@ -170,6 +170,8 @@ class ConsumeConcurrently:
         self, process_queue: ProcessQueue, messages: Sequence[PulledMessage], *, dispatch: bool
     ) -> None:
         """`dispatch` is for orderly consumption; here every message is handed out as it comes."""
+        if self.stopping:
+            return
         topic = process_queue.queue.topic
         retried = is_retry_topic(topic)
         if retried:
@@ -181,8 +183,7 @@ class ConsumeConcurrently:
             if retried:
                 is_async = self.listeners.is_async(chunk[0].topic)
             if not submit(ConcurrentJob(self, process_queue, chunk), is_async=is_async):
-                if not self.stopping:
-                    self._submit_later(process_queue, messages[start:])
+                self._submit_later(process_queue, messages[start:])
                 return
 
     def _submit_later(self, process_queue: ProcessQueue, messages: Sequence[PulledMessage]) -> None:

@@ -324,12 +324,18 @@ class ConsumeOrderly:
                     process_queue.locked = False
                     log.warning("the lock of %s is lost, its consumption waits", process_queue.queue)
 
-    def _by_broker(self) -> dict[str, list[ProcessQueue]]:
+    def _by_broker(self, *, with_dropped: bool = False) -> dict[str, list[ProcessQueue]]:
         result: dict[str, list[ProcessQueue]] = {}
         for queue, process_queue in self._consumer.rebalancer.queues.items():
-            if not process_queue.dropped:
+            if with_dropped or not process_queue.dropped:
                 result.setdefault(queue.broker_name, []).append(process_queue)
         return result
+
+    def broker_lost(self, broker_name: str) -> None:
+        """A broker that was restarted has forgotten its locks and may give them to others: nothing more is
+        consumed until they are taken anew."""
+        for process_queue in self._by_broker().get(broker_name, []):
+            process_queue.locked = False
 
     async def _api_lock(self, broker_name: str, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
         instance = self._consumer.instance
@@ -351,15 +357,12 @@ class ConsumeOrderly:
                 return False
         return True
 
-    async def unlock(self, process_queue: ProcessQueue) -> None:
-        process_queue.locked = False
-        await self._unlock([process_queue.queue], oneway=True)
-
     async def unlock_all(self) -> None:
-        for process_queues in self._by_broker().values():
-            await self._unlock([process_queue.queue for process_queue in process_queues], oneway=False)
+        """Also queues given up whose listener had not returned: their locks would keep others out."""
+        for process_queues in self._by_broker(with_dropped=True).values():
+            await self.unlock([process_queue.queue for process_queue in process_queues], oneway=False)
 
-    async def _unlock(self, queues: Sequence[MessageQueue], *, oneway: bool) -> None:
+    async def unlock(self, queues: Sequence[MessageQueue], *, oneway: bool) -> None:
         consumer = self._consumer
         try:
             address = await consumer.instance.master_address(queues[0])

@@ -197,6 +197,12 @@ class ConsumerBase:
     def sample_stats(self) -> None:
         self.stats.sample(self.instance.now_ms())
 
+    def broker_lost(self, broker_name: str) -> None:
+        return
+
+    async def broker_back(self) -> None:
+        return
+
     async def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
         raise NotImplementedError
 
@@ -227,6 +233,9 @@ class ConsumerBase:
         return await self.instance.consumer_ids(topic, self.group)
 
     async def lock(self, queue: MessageQueue) -> bool:
+        raise NotImplementedError
+
+    async def unlock(self, queue: MessageQueue) -> None:
         raise NotImplementedError
 
     async def give_up(self, process_queue: ProcessQueue) -> bool:

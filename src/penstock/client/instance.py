@@ -67,6 +67,12 @@ class Consumer(Protocol):
 
     def sample_stats(self) -> None: ...
 
+    def broker_lost(self, broker_name: str) -> None:
+        """The connection to it is gone: it may have been restarted."""
+
+    async def broker_back(self) -> None:
+        """A connection to a broker was made and it knows this client again."""
+
     async def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None: ...
 
     def offsets_in_memory(self, topic: str) -> dict[MessageQueue, int]: ...
@@ -120,6 +126,7 @@ class ClientInstance:
             hooks=hooks_for(settings, stream=stream),
             on_request=self._served.handle,
             on_open=self._opened,
+            on_lost=self._lost,
         )
         self.api = BrokerApi(self.remoting, timeout_ms=settings.api_timeout_ms, vip=settings.vip_channel)
         self.pull_service = PullService(self)
@@ -390,13 +397,26 @@ class ClientInstance:
 
     def _opened(self, address: str) -> None:
         """A broker that came back knows nothing of us: tell it at once, and look whether queues moved."""
-        if address in set(self.routes.all_addresses()) and not self._heartbeat_lock.locked():
+        if address in set(self.routes.all_addresses()):
             self.spawn(self._greet(address))
 
     async def _greet(self, address: str) -> None:
-        data = self._heartbeat_data()
-        if data is not None and await self._heartbeat(address, data):
+        if self._heartbeat_lock.locked():
+            async with self._heartbeat_lock:
+                greeted = True  # by the round that was under way
+        else:
+            data = self._heartbeat_data()
+            greeted = data is not None and await self._heartbeat(address, data)
+        if greeted:
             self.rebalance_service.wake()
+            for consumer in list(self.consumers.values()):
+                await consumer.broker_back()
+
+    def _lost(self, address: str) -> None:
+        for broker_name, replicas in self.routes.addresses.items():
+            if address in replicas.values():
+                for consumer in self.consumers.values():
+                    consumer.broker_lost(broker_name)
 
     async def _clean_and_heartbeat(self) -> None:
         for address in self.routes.drop_unrouted():

@@ -130,9 +130,10 @@ class PushConsumer(ConsumerBase):
         self.consume_service.pool.refuse_self_wait()
         self._state = ServiceState.SHUTDOWN_ALREADY
         await self.consume_service.stop(self.settings.stop_timeout_ms if timeout_ms is None else timeout_ms)
-        await self.offset_store.persist(list(self.rebalancer.queues))
-        if isinstance(self.consume_service, ConsumeOrderly):
-            await self.consume_service.unlock_all()
+        async with self.rebalancer.lock:  # a rebalance under way must not take a queue, or a lock, after this
+            await self.offset_store.persist(list(self.rebalancer.queues))
+            if isinstance(self.consume_service, ConsumeOrderly):
+                await self.consume_service.unlock_all()
         await self._leave()
         log.info("consumer of group %s has stopped", self.group)
 
@@ -258,6 +259,18 @@ class PushConsumer(ConsumerBase):
             log.warning("%s not locked: %s", queue, error)
             return False
 
+    async def unlock(self, queue: MessageQueue) -> None:
+        if isinstance(self.consume_service, ConsumeOrderly):
+            await self.consume_service.unlock([queue], oneway=True)
+
+    def broker_lost(self, broker_name: str) -> None:
+        if isinstance(self.consume_service, ConsumeOrderly):
+            self.consume_service.broker_lost(broker_name)
+
+    async def broker_back(self) -> None:
+        if isinstance(self.consume_service, ConsumeOrderly):
+            await self.consume_service.renew_locks()
+
     async def give_up(self, process_queue: ProcessQueue) -> bool:
         if isinstance(self.consume_service, ConsumeOrderly):
             await self.offset_store.persist([process_queue.queue])
@@ -265,7 +278,8 @@ class PushConsumer(ConsumerBase):
                 return False
         await super().give_up(process_queue)
         if isinstance(self.consume_service, ConsumeOrderly):
-            await self.consume_service.unlock(process_queue)
+            process_queue.locked = False
+            await self.unlock(process_queue.queue)
         return True
 
     async def assigned(

@@ -99,6 +99,8 @@ class RebalanceOwner(Protocol):
 
     async def lock(self, queue: MessageQueue) -> bool: ...
 
+    async def unlock(self, queue: MessageQueue) -> None: ...
+
     async def give_up(self, process_queue: ProcessQueue) -> bool:
         """Persists the offset and lets the queue go; False if that has to wait."""
 
@@ -224,6 +226,8 @@ class Rebalancer:
                 log.warning(
                     "%s not started, its offset is not known; trying again in a second: %s", queue, error
                 )
+                if owner.takes_locks:
+                    await owner.unlock(queue)
                 continue
             if queue not in self.queues:
                 self.queues[queue] = process_queue

@@ -46,7 +46,7 @@ class _Backoff:
 
 
 class Remoting:
-    """All of a client instance's connections. `on_open` is told of every connection newly made."""
+    """All of a client instance's connections. `on_open` and `on_lost` are told of those that come and go."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Remoting:
         hooks: Sequence[RpcHook] = (),
         on_request: RequestHandler | None = None,
         on_open: Callable[[str], None] | None = None,
+        on_lost: Callable[[str], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._connect_timeout_ms = connect_timeout_ms
@@ -65,6 +66,7 @@ class Remoting:
         self._hooks = tuple(hooks)
         self._on_request = on_request
         self._on_open = on_open
+        self._on_lost = on_lost
         self._channels: dict[str, Channel] = {}
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
         self._backoffs: dict[str, _Backoff] = {}
@@ -105,6 +107,7 @@ class Remoting:
                 max_in_flight=self._max_in_flight,
                 hooks=self._hooks,
                 on_request=self._on_request,
+                on_close=self._lost,
             )
         except ConnectFailed as error:
             last = self._backoffs.get(address)
@@ -122,6 +125,10 @@ class Remoting:
         if self._on_open is not None:
             self._on_open(address)
         return channel
+
+    def _lost(self, connection: Connection) -> None:
+        if self._on_lost is not None and not self._closed:
+            self._on_lost(connection.address)
 
     def forget(self, address: str) -> None:
         """Closes the connection to an address that no route names any more."""

@@ -162,8 +162,9 @@ class Sender:
         return info is None or not info.queues
 
     def route_changed(self, topic: str, route: TopicRouteData) -> None:
-        """The turn starts anew with a new list of queues."""
-        self._publish[topic] = PublishInfo(publish_queues(topic, route), has_route=True)
+        info = self._publish.setdefault(topic, PublishInfo())
+        info.queues = publish_queues(topic, route)
+        info.has_route = True
 
     def known(self, topic: str) -> PublishInfo | None:
         info = self._publish.get(topic)
@@ -261,14 +262,15 @@ class Sender:
             except BrokerNotFound as error:
                 errors.append(error)
             finally:
-                now = time.monotonic()
-                self.faults.note(
-                    target.broker_name,
-                    (now - begin) * 1000,
-                    isolate=isolate,
-                    reachable=reachable,
-                    now_ms=now * 1000,
-                )
+                if self.faults.enabled:
+                    now = time.monotonic()
+                    self.faults.note(
+                        target.broker_name,
+                        (now - begin) * 1000,
+                        isolate=isolate,
+                        reachable=reachable,
+                        now_ms=now * 1000,
+                    )
         if kept is not None:
             return kept
         raise _final_error(message, errors, timeout_ms)

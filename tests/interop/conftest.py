@@ -192,7 +192,9 @@ class PythonSubscriber:
 
     def received(self, count: int, timeout_s: float = 30.0) -> list[ReceivedMessage]:
         """What the listener saw, once it saw at least `count` messages."""
-        wait_until(lambda: len(self.seen) >= count, timeout_s, lambda: f"{len(self.seen)} of {count} messages")
+        wait_until(
+            lambda: len(self.seen) >= count, timeout_s, lambda: f"{len(self.seen)} of {count} messages"
+        )
         return list(self.seen)
 
     def suspend(self) -> None:
@@ -238,23 +240,47 @@ def python_subscriber(server: Target, topic: str, group: str) -> Iterator[Callab
         subscriber.stop()
 
 
+class JavaSubscriber:
+    """Apache's push consumer and what its listener saw."""
+
+    def __init__(self, java: apache.JavaClient, server: Target, **options: Any) -> None:
+        self._java, self.topic = java, options["topic"]
+        self._name = f"python-{id(self)}"
+        self.client_id: str = java.call(
+            "subscribe", id=self._name, nameServer=server.name_server, **{"mode": "concurrent", **options}
+        )
+
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        seen: list[dict[str, Any]] = self._java.call("received", id=self._name)
+        return seen
+
+    def assigned(self) -> list[int]:
+        """Ids of the topic's queues that this consumer holds now."""
+        held: list[int] = self._java.call("assigned", id=self._name, topic=self.topic)
+        return held
+
+    def received(self, count: int, timeout_s: float = 30.0) -> list[dict[str, Any]]:
+        return self._java.received(self._name, count, timeout_s)
+
+    def stop(self) -> None:
+        self._java.call("unsubscribe", id=self._name)
+
+
 @pytest.fixture
 def java_subscriber(
     java: apache.JavaClient, server: Target, topic: str, group: str
-) -> Iterator[Callable[..., str]]:
+) -> Iterator[Callable[..., JavaSubscriber]]:
     """Start Java push consumers; those that still run are stopped when the test ends."""
-    started: list[str] = []
+    started: list[JavaSubscriber] = []
 
-    def start(**options: Any) -> str:
-        name = f"{topic}-{len(started)}"
-        settings = {"group": group, "mode": "concurrent", "topic": topic, **options}
-        java.call("subscribe", id=name, nameServer=server.name_server, **settings)
-        started.append(name)
-        return name
+    def start(**options: Any) -> JavaSubscriber:
+        started.append(JavaSubscriber(java, server, **{"topic": topic, "group": group, **options}))
+        return started[-1]
 
     yield start
-    for name in started:
-        java.call("unsubscribe", id=name)
+    for subscriber in started:
+        subscriber.stop()
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from penstock.broker.settings import BrokerSettings
     from penstock.transport.tls import TlsSettings
 
+log = logging.getLogger("penstock.cli")
+
 GC_ALLOCATIONS = 50_000
 """Requests leave no cycles behind, so looking for them after every 700 allocations is wasted time."""
 
@@ -98,11 +100,14 @@ def broker_settings(options: argparse.Namespace) -> tuple[BrokerSettings, TlsSet
         properties["flushDiskType"] = f"{options.flush.upper()}_FLUSH"
     for pair in options.set:
         key, equals, value = pair.partition("=")
-        if not equals:
+        if not equals or not key.strip():
             raise InvalidArgument(f"--set {pair}: expected KEY=VALUE")
         properties[key.strip()] = value
     tls = _tls_settings(properties)
-    return BrokerSettings.from_properties(properties), tls
+    settings = BrokerSettings.from_properties(properties)
+    if settings.not_understood:
+        log.warning("settings without effect on this broker: %s", ", ".join(sorted(settings.not_understood)))
+    return settings, tls
 
 
 def _tls_settings(properties: dict[str, str]) -> TlsSettings | None:
@@ -131,7 +136,10 @@ def _tls_settings(properties: dict[str, str]) -> TlsSettings | None:
 
 
 def _read_config(path: Path) -> dict[str, str]:
-    text = path.read_text()
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path}: not a text file") from None
     if path.suffix != ".toml":
         from penstock.wire.properties_text import parse_properties
 
@@ -166,7 +174,7 @@ def _public_address(host: str) -> str:
 def run_serve(options: argparse.Namespace) -> int:
     if options.shards < 1:
         raise InvalidArgument(f"--shards {options.shards}: at least 1")
-    _logging(options)
+    _prepare(options)
     return run(_serve(options) if options.shards == 1 else _serve_shards(options))
 
 
@@ -186,7 +194,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 def run_namesrv(options: argparse.Namespace) -> int:
-    _logging(options)
+    _prepare(options)
     return run(_namesrv(options))
 
 
@@ -206,7 +214,7 @@ async def _namesrv(options: argparse.Namespace) -> int:
 
 
 def run_broker(options: argparse.Namespace) -> int:
-    _logging(options)
+    _prepare(options)
     return run(_broker(options))
 
 
@@ -325,10 +333,19 @@ class _Shard:
 # ---- what people and programs see ---------------------------------------------------------------
 
 
-def _logging(options: argparse.Namespace) -> None:
+def _prepare(options: argparse.Namespace) -> None:
+    """Finds before the start what would spoil it at its end."""
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )
+    for name in ("namesrv_port", "broker_port"):
+        port = getattr(options, name, 0)
+        if not 0 <= port <= 65_535:
+            raise InvalidArgument(f"--{name.replace('_', '-')} {port}: expected 0 to 65535")
+    if options.ready_file is not None:
+        if not options.ready_file.parent.is_dir():
+            raise InvalidArgument(f"--ready-file {options.ready_file}: there is no such directory")
+        options.ready_file.unlink(missing_ok=True)  # what another run left would say "ready" too early
 
 
 def _tune_process() -> None:

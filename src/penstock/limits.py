@@ -74,6 +74,9 @@ ACK_BITS_BYTES: Final = 1_024
 LEASES_PER_BROKER: Final = 4_000_000
 """Popped batches not yet acked; past this pops get SYSTEM_BUSY instead of growing memory."""
 
+LEASES_LISTED: Final = 10_000
+"""Leases that one request for them shows; more would keep the broker from its work."""
+
 REQUEST_MODES_PER_BROKER: Final = 100_000
 """Consumption modes set for a group on a topic; each needs a topic and a group that exist."""
 

@@ -21,8 +21,11 @@ from penstock.wire.bodies import (
     ClusterInfo,
     ConsumerConnection,
     ConsumeStats,
+    GroupLag,
+    GroupLags,
     GroupList,
     KVTable,
+    LeaseList,
     ResetOffsetBody,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
@@ -44,10 +47,12 @@ from penstock.wire.headers import (
     GetAllTopicConfigHeader,
     GetConsumerConnectionListHeader,
     GetConsumeStatsHeader,
+    GetGroupLagHeader,
     GetRouteinfoByTopicHeader,
     GetTopicConfigHeader,
     GetTopicStatsInfoHeader,
     InvokeBrokerToResetOffsetHeader,
+    ListLeasesHeader,
     PutKvConfigHeader,
     QueryTopicConsumeByWhoHeader,
 )
@@ -329,6 +334,55 @@ class AdminClient:
             merged.offset_table |= stats.offset_table
             merged.consume_tps += stats.consume_tps
         return merged
+
+    async def group_lags(self, group: str | None = None, topic: str | None = None) -> list[GroupLag]:
+        """What waits and what is in flight, by group and topic, summed up over the brokers.
+
+        Asked of Penstock's brokers: Apache's refuse it with code 3.
+        """
+        header = GetGroupLagHeader(group, topic)
+        found: dict[tuple[str, str], GroupLag] = {}
+        for body in await self._ask_masters(RequestCode.GET_GROUP_LAG, header):
+            for lag in GroupLags.decode(body).lags:
+                known = found.setdefault((lag.group, lag.topic), lag)
+                if known is not lag:
+                    known.ready += lag.ready
+                    known.in_flight += lag.in_flight
+                    known.delayed += lag.delayed
+                    times = [known.oldest_timestamp, lag.oldest_timestamp]
+                    known.oldest_timestamp = min((t for t in times if t is not None), default=None)
+        return [found[key] for key in sorted(found)]
+
+    async def leases(self, group: str, topic: str | None = None, *, at_most: int = 1_000) -> LeaseList:
+        """What is in flight, by whom and until when: the leases that end first, over all brokers.
+
+        Asked of Penstock's brokers: Apache's refuse it with code 3.
+        """
+        merged = LeaseList()
+        for body in await self._ask_masters(RequestCode.LIST_LEASES, ListLeasesHeader(group, topic, at_most)):
+            part = LeaseList.decode(body)
+            merged.leases += part.leases
+            merged.total += part.total
+        merged.leases = sorted(merged.leases, key=lambda lease: lease.visible_timestamp)[:at_most]
+        return merged
+
+    async def _ask_masters(self, code: int, header: Ext) -> list[bytes | None]:
+        """Bodies of all that know the group and topic in question; an error if none does."""
+        bodies: list[bytes | None] = []
+        unknown: ServerError | None = None
+        for address in (await self.masters()).values():
+            try:
+                bodies.append((await self.ask(address, code, header)).body)
+            except ServerError as error:
+                if error.code not in (
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                    ResponseCode.TOPIC_NOT_EXIST,
+                ):
+                    raise
+                unknown = error
+        if not bodies and unknown is not None:
+            raise unknown
+        return bodies
 
     async def consumer_connection(self, group: str, topic: str | None = None) -> ConsumerConnection | None:
         """The clients of a group, from the first broker that knows any; None if none is online."""

@@ -270,3 +270,6 @@ class RequestCode(IntEnum):
     GET_LITE_CLIENT_INFO = 200077
     GET_LITE_GROUP_INFO = 200078
     TRIGGER_LITE_DISPATCH = 200079
+    # ours, outside of Apache's numbers; its brokers answer REQUEST_CODE_NOT_SUPPORTED
+    GET_GROUP_LAG = 700001
+    LIST_LEASES = 700002

@@ -14,7 +14,7 @@ from penstock.testing import RunningBroker, broker
 from penstock.transport.loop import run
 from penstock.wire.bodies import SubscriptionGroupConfig
 from penstock.wire.codes import RequestCode
-from penstock.wire.headers import SendHeaderV2, UpdateConsumerOffsetHeader
+from penstock.wire.headers import PopHeader, SendHeaderV2, UpdateConsumerOffsetHeader
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +138,23 @@ def test_one_dead_name_server_of_two_does_not_stop_reading_but_fails_writing(ser
 def test_an_address_is_needed(address: str | list[str]) -> None:
     with pytest.raises(InvalidArgument):
         AdminClient(address)
+
+
+def test_lags_and_leases_of_pop_groups(server: RunningBroker) -> None:
+    async def main() -> None:
+        async with AdminClient(server.name_server) as admin:
+            await admin.create_topic("popped", TopicSettings(read_queues=1, write_queues=1))
+            await send(admin, server.address, "popped", 3)
+            header = PopHeader("workers", "popped", 0, 2, 60_000, 0, 0, 0)
+            assert (await admin.ask(server.address, RequestCode.POP_MESSAGE, header)).code == 0
+            (lag,) = await admin.group_lags("workers")
+            assert (lag.topic, lag.ready, lag.in_flight, lag.delayed) == ("popped", 1, 2, 0)
+            assert lag in await admin.group_lags()
+            shown = await admin.leases("workers")
+            assert shown.total == 2
+            (lease,) = shown.leases
+            assert (lease.broker_name, lease.offsets) == (server.broker_name, [0, 1])
+            with pytest.raises(ServerError, match="there is no group nobody"):
+                await admin.leases("nobody")
+
+    run(main())

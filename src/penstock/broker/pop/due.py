@@ -7,7 +7,7 @@ behind; a slot is swept when most of its keys are dead, so long leases that are 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -70,6 +70,14 @@ class DueTimes:
             for queue, keys in self._slots.pop(heapq.heappop(order), {}).items():
                 for key in keys:
                     yield queue, key
+
+    def walk(self, concerns: Callable[[LeaseQueue], bool]) -> Iterator[tuple[LeaseQueue, int]]:
+        """Keys of some queues in the order of slots; some may be of leases that ended."""
+        for number in sorted(self._slots):
+            for queue, keys in self._slots[number].items():
+                if concerns(queue):
+                    for key in keys:
+                        yield queue, key
 
     def drop_queue(self, queue: LeaseQueue) -> None:
         """Forgets a queue whose leases are all gone."""

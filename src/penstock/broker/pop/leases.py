@@ -13,7 +13,7 @@ too, because an acked message must not come back after a restart. Replaying an e
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from penstock.broker.offsets import Offsets, offset_key
@@ -191,9 +191,21 @@ class Leases:
         record = queue.leases.get(key)
         return _unpack(record) if record is not None else None
 
-    def all_of(self, queue: LeaseQueue) -> Iterator[Lease]:
-        """In the order of leasing."""
-        return map(_unpack, queue.leases.values())
+    def in_order(self, concerns: Callable[[LeaseQueue], bool]) -> Iterator[tuple[LeaseQueue, Lease]]:
+        """Leases of some queues, those that end first in front, to the width of a slot."""
+        for queue, key in self.due.walk(concerns):
+            record = queue.leases.get(key)
+            if record is not None:
+                yield queue, _unpack(record)
+
+    def lowest_offset(self, queue: LeaseQueue) -> int:
+        """Of the messages in flight, of which there must be some.
+
+        The lease that begins first may have its lower messages acked, so others may reach lower.
+        """
+        lowest = next(_unpack(queue.leases[min(queue.leases)]).offsets())
+        ahead = [record for key, record in queue.leases.items() if key < lowest << _TIME_BITS]
+        return min((next(_unpack(record).offsets()) for record in ahead), default=lowest)
 
     # ---- changing -------------------------------------------------------------------------------
 

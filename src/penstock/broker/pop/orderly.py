@@ -93,6 +93,12 @@ class OrderInfos:
             info.i = invisible_ms
         return any((info.visible_ms(index) or 0) > now_ms for index in info.unacked())
 
+    def held(self, topic: str, group: str, queue_id: int, now_ms: int) -> OrderInfo | None:
+        """The last batch, while part of it is still with somebody."""
+        if not self.is_blocked(group, topic, queue_id, None, now_ms):
+            return None
+        return self.table.get((topic, group, queue_id))
+
     def next_wake(self, info: OrderInfo, now_ms: int) -> int | None:
         """When the queue stops being blocked by the first message that blocks it."""
         for index in info.unacked():

@@ -9,7 +9,7 @@ from penstock.broker.persistence import Note
 from penstock.broker.pop.ack import Acks
 from penstock.broker.pop.assignment import Assignments, RequestModes
 from penstock.broker.pop.frontier import Frontier
-from penstock.broker.pop.lag import PopLags
+from penstock.broker.pop.lag import Lags
 from penstock.broker.pop.leases import Leases
 from penstock.broker.pop.notification import Notifications
 from penstock.broker.pop.orderly import KEPT_MS, OrderInfos
@@ -38,7 +38,7 @@ class PopService:
         self._notifications = Notifications(broker, self.leases, self.orders, frontier, self._popper.held)
         self._reviver = Reviver(broker, self.leases)
         self.assignments = Assignments(broker, self.modes)
-        self.lags = PopLags(broker, self.leases, frontier)
+        lags = Lags(broker, self.leases, self.orders, self.modes, frontier)
         self._next_forget_ms = now_ms + FORGET_MS
         self.handlers: dict[int, Handler] = {
             **self._popper.handlers,
@@ -46,6 +46,7 @@ class PopService:
             **self._notifications.handlers,
             **Peeks(broker, frontier).handlers,
             **self.assignments.handlers,
+            **lags.handlers,
         }
 
     def start(self, now_ms: int) -> None:

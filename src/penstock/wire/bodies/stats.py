@@ -40,6 +40,61 @@ class ConsumeStatsList(Body):
     total_inflight_diff: int = 0
 
 
+class GroupLag(Part):
+    """Ours: how far a group is in one topic, on one broker or summed up over several."""
+
+    group: str
+    topic: str
+    """Never a POP retry topic: what waits there counts for the topic that it belongs to."""
+    mode: str = "PULL"
+    """How the group was told to consume the topic: PULL or POP."""
+    ready: int = 0
+    """Could be given out now, POP retries included."""
+    in_flight: int = 0
+    """With a consumer, under the lease of its pop."""
+    delayed: int = 0
+    """Kept longer by a change of the invisible time: put off for a retry, or the lease extended."""
+    oldest_timestamp: int | None = None
+    """Store time of the oldest of all these."""
+
+    @property
+    def total(self) -> int:
+        return self.ready + self.in_flight + self.delayed
+
+
+class GroupLags(Body):
+    lags: list[GroupLag] = field(default_factory=list)
+
+
+class LeaseInfo(Part):
+    """Ours: messages of one pop, or the one message whose invisible time was changed."""
+
+    topic: str
+    """Never a POP retry topic."""
+    broker_name: str
+    queue_id: int
+    offsets: list[int]
+    """Of the messages that are not acked, in the queue of the topic, or of its retry topic."""
+    retry: bool
+    """Whether the queue is one of the group's POP retry topic."""
+    order: bool
+    delayed: bool
+    holder: str
+    """host:port of the consumer; empty where that is not known (orderly pops)."""
+    pop_timestamp: int
+    visible_timestamp: int
+    """When the messages can be given out again."""
+    client_id: str | None = None
+    """Of the holder, while its heartbeats come from that address."""
+
+
+class LeaseList(Body):
+    leases: list[LeaseInfo] = field(default_factory=list)
+    """In the order in which they end."""
+    total: int = 0
+    """Messages in flight in all leases of the group, also in those that are not listed."""
+
+
 class QueueTimeSpan(Part):
     message_queue: MessageQueue
     min_time_stamp: int = 0

@@ -194,3 +194,18 @@ class AuthDeleteAclHeader(RpcHeader):
 class AuthListAclHeader(RpcHeader):
     subject_filter: str | None = None
     resource_filter: str | None = None
+
+
+class GetGroupLagHeader(HeaderStruct):
+    """Ours. Without a group: all groups; without a topic: all topics of the group."""
+
+    consumer_group: str | None = None
+    topic: str | None = None
+
+
+class ListLeasesHeader(HeaderStruct):
+    """Ours. The leases of a group that end first, at most `max_nums` of them."""
+
+    consumer_group: str
+    topic: str | None = None
+    max_nums: I32 = 1_000

@@ -19,14 +19,10 @@ from penstock.message.handles import (
     retry_flag,
 )
 from penstock.message.record import RecordView, split_records
-from penstock.wire.bodies import TopicConfig
+from penstock.wire.bodies import GroupLag, GroupLags, LeaseList, TopicConfig
 from penstock.wire.command import Command
 
 POP, ACK, PEEK, CHANGE, NOTIFY, POLLING, BATCH_ACK = 200050, 200051, 200052, 200053, 200054, 200055, 200151
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "scenario(*numbers): rows of the table of POP test scenarios")
 
 
 @dataclass
@@ -214,6 +210,17 @@ class Pops:
     def offset(self, topic: str = "T", group: str = "G", queue_id: int = 0) -> int:
         found: int = self.bench.broker.offsets.query(group, topic, queue_id)
         return found
+
+    def lag(self, topic: str = "T", group: str = "G") -> GroupLag:
+        answer = self.bench.ask(700001, {"consumerGroup": group, "topic": topic})
+        assert answer.code == 0, answer.remark
+        (lag,) = GroupLags.decode(answer.body).lags
+        return lag
+
+    def leases(self, group: str = "G", **others: Any) -> LeaseList:
+        answer = self.bench.ask(700002, {"consumerGroup": group, **others})
+        assert answer.code == 0, answer.remark
+        return LeaseList.decode(answer.body)
 
     def in_flight(self, topic: str = "T", group: str = "G", queue_id: int = 0) -> int:
         queue = self.bench.broker.pop.leases.find_queue(topic, group, queue_id)

@@ -247,6 +247,7 @@ class ScriptedCluster:
     ids: list[str] = field(default_factory=list)
     offsets: dict[MessageQueue, int] = field(default_factory=dict)
     broker_addrs: dict[str, dict[int, str]] = field(default_factory=dict)
+    filter_servers: dict[str, list[str]] = field(default_factory=dict)
     perm: int = 6
     known_topics: set[str] | None = None
 
@@ -328,6 +329,7 @@ class ScriptedCluster:
         route = TopicRouteData(
             queue_datas=[QueueData(name, count, count, self.perm) for name in self.broker_addrs],
             broker_datas=[BrokerData("c", name, dict(addrs)) for name, addrs in self.broker_addrs.items()],
+            filter_server_table=self.filter_servers,
         )
         return request.reply(body=route.encode(strict=True))
 

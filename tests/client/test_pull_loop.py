@@ -134,11 +134,10 @@ async def test_class_filter_mode_pulls_from_a_filter_server_or_fails(
 ) -> None:
     async with cluster.running("b1", replicas={"b1": [9]}):
         filter_server = cluster.broker_addrs["b1"].pop(9)
-        async with consumer_of(cluster, topic, quick, class_filter=True) as consumer:
+        async with consumer_of(cluster, topic, quick, class_filter=True, route_interval_ms=50):
             await eventually(lambda: "no filter server" in caplog.text)
             assert not pulls(cluster, topic)
-            route = consumer.instance.routes.routes[topic]
-            route.filter_server_table[cluster.broker_addrs["b1"][0]] = [filter_server]
+            cluster.filter_servers[cluster.broker_addrs["b1"][0]] = [filter_server]
             await eventually(lambda: pulls(cluster, topic))
             request = pulls(cluster, topic)[0]
             assert request.broker == "b1-9"

@@ -17,7 +17,7 @@ import msgspec
 from penstock.errors import StoreDamaged, StoreError
 from penstock.message.sysflag import ROLLBACK, TRANSACTION_MASK
 from penstock.store import checkpoint as checkpoints
-from penstock.store import commit_log, consume_queue, index, journal
+from penstock.store import commit_log, config_files, consume_queue, index, journal
 from penstock.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from penstock.store.commit_log import segment_path
 from penstock.store.consume_queue import FILL, ConsumeQueue, QueueWrite, is_queue_name
@@ -26,6 +26,7 @@ from penstock.store.dispatch import NOT_IN_QUEUE, DelayLevels, keys_of, queue_ta
 from penstock.store.key_index import COMMIT_ENTRIES
 from penstock.store.log_scan import FoundRecord, check_tail, find_end, first_store_ms, records
 from penstock.store.queue_loading import check_queue_files, clear_behind, drop_from, load_queue
+from penstock.store.queue_repair import rebuild_lost_files
 from penstock.store.retention import correct_min_offset
 from penstock.store.segments import check_segments, segment_starts
 from penstock.store.tombstones import load_tombstones
@@ -35,18 +36,14 @@ if TYPE_CHECKING:
 
 ABORT: Final = "abort"
 LOCK: Final = "lock"
-_OURS: Final = frozenset(
-    {
-        ABORT,
-        LOCK,
-        checkpoints.PATH,
-        commit_log.DIRECTORY,
-        consume_queue.DIRECTORY,
-        index.DIRECTORY,
-        journal.DIRECTORY,
-        "config",
-    }
+_DIRECTORIES: Final = (
+    commit_log.DIRECTORY,
+    consume_queue.DIRECTORY,
+    index.DIRECTORY,
+    journal.DIRECTORY,
+    config_files.DIRECTORY,
 )
+_OURS: Final = frozenset({ABORT, LOCK, checkpoints.PATH, *_DIRECTORIES})
 _WRITE_BYTES: Final = 1 << 20
 """A queue with this much built anew in memory is written before the scan goes on."""
 _HOUSEKEEPING_RECORDS: Final = 16_384
@@ -63,6 +60,13 @@ def check_directory(disk: Disk) -> None:
         raise StoreError(
             f"{disk.name} is not a data directory (it holds {names[0]!r}): give an empty or a new directory"
         )
+    for directory in _DIRECTORIES:
+        try:
+            disk.list_dir(directory)
+        except NotADirectoryError:
+            raise StoreDamaged(
+                f"{disk.name}/{directory} is not a directory: restore it, or give another data directory"
+            ) from None
 
 
 class Recovery:
@@ -113,6 +117,7 @@ class Recovery:
         if not self._clean:
             self._load_queues(start)
         self._fit_queues()
+        rebuild_lost_files(self._disk, log, store.queues, self.tombstones, self._delay_level_ms)
         self._load_index(index_names)
         try:
             self._claim(start)

@@ -18,9 +18,10 @@ def segment_starts(disk: Disk, directory: str) -> list[int]:
 
 
 def check_segments(
-    disk: Disk, directory: str, size: int, setting: str, remedy: str, *, one_empty: bool
+    disk: Disk, directory: str, size: int, setting: str, remedy: str, *, one_empty: bool, gaps: bool = False
 ) -> list[int]:
-    """The segments of a directory up to the first empty file, all of the right size and without a gap.
+    """The segments of a directory up to the first empty file, all of the right size and, unless `gaps` are
+    allowed, in one row.
 
     Empty files were being created when the machine stopped; `one_empty` says that only the last can be one.
     Changes nothing.
@@ -38,7 +39,7 @@ def check_segments(
                 f"set {setting} to what the directory was written with, or {remedy}"
             )
     for before, after in pairwise(starts):
-        if after - before != size:
+        if after - before != size and not gaps:
             raise StoreDamaged(
                 f"{disk.name}/{directory}/{segment_name(before + size)} is missing: restore it, or {remedy}"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 from penstock.message.batch import encode_batch
 from penstock.message.ids import unique_id
@@ -62,22 +61,20 @@ def batches(topic: str, count: int, size: int, body_bytes: int) -> list[bytes]:
 def pulls(topic: str, messages_per_queue: int, size: int) -> list[bytes]:
     """Read every queue from its beginning; the queues take turns."""
 
-    def all_pulls() -> Iterator[bytes]:
-        for offset in range(0, messages_per_queue, size):
-            for queue in range(QUEUES):
-                ext = {
-                    "consumerGroup": "BenchConsumer",
-                    "topic": topic,
-                    "queueId": str(queue),
-                    "queueOffset": str(offset),
-                    "maxMsgNums": str(size),
-                    "sysFlag": "4",
-                    "commitOffset": "0",
-                    "suspendTimeoutMillis": "0",
-                    "subscription": "*",
-                    "subVersion": "0",
-                    "expressionType": "TAG",
-                }
-                yield encode_command(RequestCode.PULL_MESSAGE, offset, ext=ext)
+    def one(queue: int, offset: int) -> bytes:
+        ext = {
+            "consumerGroup": "BenchConsumer",
+            "topic": topic,
+            "queueId": str(queue),
+            "queueOffset": str(offset),
+            "maxMsgNums": str(size),
+            "sysFlag": "4",
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
+            "subscription": "*",
+            "subVersion": "0",
+            "expressionType": "TAG",
+        }
+        return encode_command(RequestCode.PULL_MESSAGE, offset, ext=ext)
 
-    return list(all_pulls())
+    return [one(queue, offset) for offset in range(0, messages_per_queue, size) for queue in range(QUEUES)]

@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "interop"))
 import apache
 
+GET_MAX_OFFSET = 30
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,6 +38,12 @@ class Running:
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Behind the last message that consumers can see."""
+        fields = {"topic": topic, "queueId": str(queue_id)}
+        header, _ = apache.call(self.address, GET_MAX_OFFSET, fields)
+        return int(header["extFields"]["offset"])
 
     def memory_mb(self) -> tuple[float, float]:
         """Resident memory in all, and without mapped files."""

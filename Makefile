@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 
@@ -24,7 +25,7 @@ lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 test: lint ## lint, types and the whole fast test suite
-	@$(BIN)/pytest -q
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup
 
 behaviours: $(STAMP) ## docs/behaviours.md from the tests, fails for a row without a passing test (ROWS=STO: only these)
 	@$(BIN)/python tests/behaviours.py $(ROWS)

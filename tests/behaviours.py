@@ -24,25 +24,16 @@ which runs them and fails for a row without a passing test.
 class Collector:
     """Remembers, for each behaviour id, the tests that carry it and whether they passed."""
 
-    def __init__(self, wanted: set[str]) -> None:
-        self.wanted = wanted
+    def __init__(self) -> None:
         self.tests: dict[str, dict[str, bool]] = collections.defaultdict(dict)
-        self._ids: dict[str, tuple[str, ...]] = {}
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        keep, drop = [], []
-        for item in items:
-            ids = tuple(i for mark in item.iter_markers("behaviour") for i in mark.args if i in self.wanted)
-            self._ids[item.nodeid] = ids
-            (keep if ids else drop).append(item)
-        config.hook.pytest_deselected(items=drop)
-        items[:] = keep
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for row in self._ids.get(report.nodeid, ()):
+        """Also called for tests that ran in another process."""
+        name = report.nodeid.partition("@")[0]
+        for row in dict(report.user_properties).get("behaviours", ()):
             if report.when == "call" or report.outcome != "passed":
-                before = self.tests[row].get(report.nodeid, True)
-                self.tests[row][report.nodeid] = before and report.outcome == "passed"
+                before = self.tests[row].get(name, True)
+                self.tests[row][name] = before and report.outcome == "passed"
 
 
 def main() -> int:
@@ -50,8 +41,9 @@ def main() -> int:
     sections = set(sys.argv[1:])
     rows = dict(line.split(": ", 1) for line in lines if not line.startswith("#"))
     wanted = {row for row in rows if not sections or row.split("-")[0] in sections}
-    collector = Collector(wanted)
-    code = pytest.main(["-q", str(HERE)], plugins=[collector])
+    collector = Collector()
+    options = ["-q", "-n", "2", "--dist", "loadgroup", "--behaviours", ",".join(sorted(wanted))]
+    code = pytest.main([*options, str(HERE)], plugins=[collector])
     page = [HEAD]
     for line in lines:
         if line.startswith("## "):

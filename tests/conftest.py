@@ -26,6 +26,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--server", choices=("penstock", "apache"), default="penstock", help="the broker of the interop tests"
     )
 
+    parser.addoption(
+        "--behaviours", metavar="IDS", help="only the tests that show one of these rows, by comma"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("spark"):  # a session is dear: with -n, one worker has it
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        shown = [row for mark in item.iter_markers("behaviour") for row in mark.args]
+        item.user_properties.append(("behaviours", shown))
+    if config.getoption("--behaviours"):
+        wanted = set(config.getoption("--behaviours").split(","))
+        others = [item for item in items if wanted.isdisjoint(dict(item.user_properties)["behaviours"])]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     interop = Path(__file__).parent / "interop"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from typing import Any
 
@@ -467,7 +468,7 @@ async def test_more_than_1000_cached_messages_postpone_the_pull_and_warn_every_1
     async with cluster.running("b1"), consumer_of(cluster, topic, quick) as consumer:
         await eventually(lambda: pulls(cluster, topic))
         delays: list[int] = []
-        consumer._puller._service.put_later = lambda request, delay_ms: delays.append(delay_ms)  # type: ignore[method-assign]
+        consumer._puller._service.put_later = lambda request, delay_ms, **_: delays.append(delay_ms)  # type: ignore[method-assign]
         request, before = request_of(consumer, topic), len(pulls(cluster, topic))
         fill(request, make_message, list(range(1_000)))
         consumer.pull(request)
@@ -480,6 +481,26 @@ async def test_more_than_1000_cached_messages_postpone_the_pull_and_warn_every_1
         await asyncio.sleep(0.02)
         assert len(pulls(cluster, topic)) == before + 1
         request.process_queue.clear()
+
+
+async def test_a_pull_that_was_held_back_goes_on_once_half_of_the_cache_is_consumed(
+    cluster: Any, topic: str, quick: Timings, eventually: Any, make_message: Any
+) -> None:
+    slow = dataclasses.replace(quick, flow_control_ms=60_000)
+    async with cluster.running("b1"), consumer_of(cluster, topic, slow) as consumer:
+        await eventually(lambda: pulls(cluster, topic))
+        request, before = request_of(consumer, topic), len(pulls(cluster, topic))
+        messages = [make_message(offset) for offset in range(1_001)]
+        request.process_queue.put(messages)
+        consumer.pull(request)
+        request.process_queue.remove(messages[:500], 0)
+        await asyncio.sleep(0.02)
+        assert len(pulls(cluster, topic)) == before
+        request.process_queue.remove(messages[500:502], 0)
+        request.process_queue.remove(messages[502:], 0)
+        await eventually(lambda: len(pulls(cluster, topic)) == before + 1)
+        await asyncio.sleep(0.02)
+        assert len(pulls(cluster, topic)) == before + 1  # once, also after the timer's time
 
 
 @pytest.mark.behaviour("PULL-7")

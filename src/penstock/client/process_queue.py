@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from penstock.client.pulled import PulledMessage
 from penstock.client.stats import TopicStats
@@ -35,7 +35,9 @@ class ProcessQueue:
         "listener_done",
         "locked",
         "max_offset",
+        "on_room",
         "queue",
+        "room_at",
         "stats",
         "taken",
         "unlock_tries",
@@ -65,6 +67,9 @@ class ProcessQueue:
         self.listener_done: asyncio.Event | None = None
         """Orderly consumption: set when the listener that runs now has returned."""
         self.unlock_tries = 0
+        self.on_room: Callable[[], None] | None = None
+        """Called once when no more than `room_at` messages are cached: a pull waits for it."""
+        self.room_at = 0
 
     @property
     def count(self) -> int:
@@ -132,6 +137,8 @@ class ProcessQueue:
             removed = cached.pop(message.record.queue_offset, None)
             if removed is not None:
                 self.cached_bytes -= removed.record.size
+        if self.on_room is not None:
+            self._tell_room()
         first = self.first_offset
         return self.max_offset + 1 if first is None else first
 
@@ -159,7 +166,14 @@ class ProcessQueue:
         for message in self.taken.values():
             self.cached_bytes -= message.record.size
         self.taken.clear()
+        if self.on_room is not None:
+            self._tell_room()
         return last + 1
+
+    def _tell_room(self) -> None:
+        if self.on_room is not None and self.count <= self.room_at:
+            on_room, self.on_room = self.on_room, None
+            on_room()
 
     def rollback(self) -> None:
         """Everything taken is consumed again."""

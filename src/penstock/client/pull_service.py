@@ -51,13 +51,25 @@ class PullService:
         if not self._stopped:
             self._requests.put_nowait(request)
 
-    def put_later(self, request: PullRequest, delay_ms: int) -> None:
+    def put_later(self, request: PullRequest, delay_ms: int, *, or_room_at: int | None = None) -> None:
+        """After the delay; with `or_room_at` already when no more than so many messages are cached: quick
+        listeners need less time than a delay of flow control, and would have nothing to do for its rest."""
         if self._stopped:
             return
         if delay_ms <= 0:
             self._requests.put_nowait(request)
-        else:
-            self._instance.loop.call_later(delay_ms / 1000, self.put, request)
+            return
+        process_queue = request.process_queue
+
+        def again() -> None:
+            timer.cancel()
+            process_queue.on_room = None
+            self.put(request)
+
+        timer = self._instance.loop.call_later(delay_ms / 1000, again)
+        if or_room_at is not None:
+            process_queue.room_at = or_room_at
+            process_queue.on_room = again
 
     async def _run(self) -> None:
         while not self._stopped:

@@ -72,7 +72,7 @@ class Puller:
                     "%s, pulling again when there is room (held back %d times)", full, self._held_back + 1
                 )
             self._held_back += 1
-            self._service.put_later(request, timings.flow_control_ms)
+            self._service.put_later(request, timings.flow_control_ms, or_room_at=self.threshold_messages // 2)
             return
         if self._settings.orderly:
             if not process_queue.locked:

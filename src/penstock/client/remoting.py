@@ -163,7 +163,10 @@ class Remoting:
                 if timeout_ms <= 0:
                     raise ConnectFailed(f"{address}: no time left after connecting")
             try:
-                response = await channel.request(code, header, body, timeout_ms)
+                if channel.has_room:  # the usual case, without one more coroutine
+                    response = await channel.request_nowait(code, header, body, timeout_ms)
+                else:
+                    response = await channel.request(code, header, body, timeout_ms)
             except RequestTimeout:
                 if channel.heard < began:
                     channel.abort()

@@ -151,6 +151,7 @@ class Sender:
         self._publish: dict[str, PublishInfo] = {}
         self._retry_codes = RETRIABLE_CODES | settings.retry_response_codes
         self._request = instance.remoting.request
+        self._master = instance.routes.master
 
     # ---- routes -------------------------------------------------------------------------------------
 
@@ -278,7 +279,7 @@ class Sender:
     async def _attempt(
         self, message: Outgoing, queue: MessageQueue, timeout_ms: int, *, first: bool
     ) -> SendResult:
-        address = await self._address(queue)
+        address = self._master(queue.broker_name) or await self.instance.master_address(queue)
         if first and self.settings.vip_channel:
             address = vip_address(address)
         if not self.hooks:
@@ -315,19 +316,10 @@ class Sender:
         if queue is None:
             info = self.known(message.topic) or await self.publish_info(message.topic)
             queue = self.select(info, None, time.monotonic() * 1000)
-        address = await self._address(queue)
+        address = self._master(queue.broker_name) or await self.instance.master_address(queue)
         for hook in self.hooks:
             hook.before(self.group, queue, message)
         await self.instance.remoting.oneway(address, message.code, self._header(message, queue), message.body)
-
-    async def _address(self, queue: MessageQueue) -> str:
-        address = self.instance.routes.master(queue.broker_name)
-        if address is None:
-            await self.instance.update_route(queue.topic)
-            address = self.instance.routes.master(queue.broker_name)
-            if address is None:
-                raise BrokerNotFound(f"no master of broker {queue.broker_name} is known")
-        return address
 
     def _header(self, message: Outgoing, queue: MessageQueue) -> SendHeaderV2:
         settings = self.settings

@@ -17,19 +17,26 @@ _ELEMENT: Final = struct.Struct(">i8xii")
 
 _SHORT: Final = struct.Struct(">h")
 _HEAD_SIZE: Final = _ELEMENT.size
+_pack_element: Final = _ELEMENT.pack
+_pack_short: Final = _SHORT.pack
 
 
 def encode_batch(elements: Iterable[tuple[int, Buffer, bytes]]) -> bytes:
     """The body of a batch send, from (flag, body, property bytes)."""
     parts: list[Buffer] = []
     for flag, body, properties in elements:
-        if len(properties) > MAX_PROPERTIES_BYTES:
-            raise MessageTooLarge(
-                f"properties of {len(properties)} bytes: at most {MAX_PROPERTIES_BYTES} fit"
-            )
-        size = _HEAD_SIZE + len(body) + 2 + len(properties)
-        parts += (_ELEMENT.pack(size, flag, len(body)), body, _SHORT.pack(len(properties)), properties)
+        add_element(parts, flag, body, properties)
     return b"".join(parts)
+
+
+def add_element(parts: list[Buffer], flag: int, body: Buffer, properties: bytes) -> int:
+    """Appends one message to the parts of a batch body; its size there."""
+    body_size, properties_size = len(body), len(properties)
+    if properties_size > MAX_PROPERTIES_BYTES:
+        raise MessageTooLarge(f"properties of {properties_size} bytes: at most {MAX_PROPERTIES_BYTES} fit")
+    size = _HEAD_SIZE + body_size + 2 + properties_size
+    parts += (_pack_element(size, flag, body_size), body, _pack_short(properties_size), properties)
+    return size
 
 
 def split_batch(body: Buffer) -> list[tuple[int, Buffer, bytes]]:

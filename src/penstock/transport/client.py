@@ -141,6 +141,11 @@ class Connection(asyncio.Protocol):
     def in_flight(self) -> int:
         return len(self._pending)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another request can be sent now."""
+        return not self._congested and len(self._pending) < self._max_in_flight
+
     async def request(
         self, code: int, header: Ext | None = None, body: bytes | memoryview = b"", timeout_ms: int = 3_000
     ) -> Command:
@@ -150,7 +155,7 @@ class Connection(asyncio.Protocol):
         flight became free in time.
         """
         deadline = self._loop.time() + timeout_ms / 1000
-        while (self._congested or len(self._pending) >= self._max_in_flight) and not self.closed:
+        while not self.has_room and not self.closed:
             await self._room(deadline)
         left_ms = max(1, round((deadline - self._loop.time()) * 1000))
         return await self.request_nowait(code, header, body, left_ms)

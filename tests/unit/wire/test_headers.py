@@ -8,6 +8,7 @@ from penstock.wire import headers
 from penstock.wire.headers import (
     GetMaxOffsetHeader,
     HeaderStruct,
+    PullHeader,
     PullResponseHeader,
     SearchOffsetByTimestampHeader,
     SendHeader,
@@ -81,6 +82,37 @@ def test_the_fast_send_request_equals_the_general_one(
         unit_mode=not batch,
         max_reconsume_times=max_reconsume_times,
         broker_name=broker_name,
+    )
+    assert same(header.json_ext(), header)
+
+
+@pytest.mark.parametrize("subscription", [None, 'a || "b"'])
+@pytest.mark.parametrize("expression_type", [None, "TAG"])
+@pytest.mark.parametrize("max_msg_bytes", [None, 2**31 - 1])
+@pytest.mark.parametrize("broker_name", [None, "b"])
+@pytest.mark.parametrize("request_source", [None, 1])
+def test_the_fast_pull_request_equals_the_general_one(
+    subscription: str | None,
+    expression_type: str | None,
+    max_msg_bytes: int | None,
+    broker_name: str | None,
+    request_source: int | None,
+) -> None:
+    header = PullHeader(
+        consumer_group='a "quoted" group',
+        topic="名",
+        queue_id=3,
+        queue_offset=2**40,
+        max_msg_nums=32,
+        sys_flag=3,
+        commit_offset=-1,
+        suspend_timeout_millis=15_000,
+        sub_version=2**41,
+        subscription=subscription,
+        expression_type=expression_type,
+        max_msg_bytes=max_msg_bytes,
+        broker_name=broker_name,
+        request_source=request_source,
     )
     assert same(header.json_ext(), header)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import field
 
 from penstock.wire.headers.base import I32, I64, HeaderStruct, RpcHeader
+
+_quote = msgspec.json.Encoder().encode
 
 
 class PullHeader(RpcHeader):
@@ -24,6 +27,31 @@ class PullHeader(RpcHeader):
     max_msg_bytes: I32 | None = None
     request_source: I32 | None = None
     proxy_forward_client_id: str | None = field(default=None, name="proxyFrowardClientId")
+
+    def json_ext(self) -> bytes:
+        if self.request_source is not None or self.proxy_forward_client_id is not None:
+            return super().json_ext()
+        broker, expression, kind = self.broker_name, self.subscription, self.expression_type
+        most = self.max_msg_bytes
+        return (
+            b'{"consumerGroup":%b,"topic":%b,"queueId":"%d","queueOffset":"%d","maxMsgNums":"%d","sysFlag":"%d",'
+            b'"commitOffset":"%d","suspendTimeoutMillis":"%d","subVersion":"%d"%b%b%b%b}'
+            % (
+                _quote(self.consumer_group),
+                _quote(self.topic),
+                self.queue_id,
+                self.queue_offset,
+                self.max_msg_nums,
+                self.sys_flag,
+                self.commit_offset,
+                self.suspend_timeout_millis,
+                self.sub_version,
+                b"" if expression is None else b',"subscription":' + _quote(expression),
+                b"" if kind is None else b',"expressionType":' + _quote(kind),
+                b"" if most is None else b',"maxMsgBytes":"%d"' % most,
+                b"" if broker is None else b',"bname":' + _quote(broker),
+            )
+        )
 
 
 class PullResponseHeader(HeaderStruct):

@@ -27,6 +27,8 @@ log = logging.getLogger("penstock.runtime")
 
 TICK_SECONDS = 0.02
 """How late a timer of the broker can be: delays, long polls, expiry."""
+REFUSED_RETRY_MS = 1_000
+"""A disk that refuses writes is not asked again more often, and its refusal is logged once."""
 
 
 class BrokerRuntime:
@@ -47,6 +49,8 @@ class BrokerRuntime:
         self._server = Server(self, host=host, port=settings.listen_port, tls=tls)
         self._sync = settings.flush_disk_type == "SYNC_FLUSH"
         self._timer: asyncio.TimerHandle | None = None
+        self._refused_ms = 0
+        """When the disk last refused a write; 0 while it takes them."""
 
     @property
     def address(self) -> str:
@@ -155,6 +159,8 @@ class BrokerRuntime:
 
     def _flush(self) -> None:
         """While one group is on its way to the disk the next one gathers."""
+        if self._refused_ms and not self.store.writable and now_ms() < self._refused_ms + REFUSED_RETRY_MS:
+            return
         flush = self.store.take_flush()
         if flush is None:
             return
@@ -171,9 +177,14 @@ class BrokerRuntime:
     def _flushed(self, flush: Flush, error: OSError | None) -> None:
         arrivals = self.store.flushed(flush, error)
         if error is not None:
-            log.error("the disk refused a write: %s", error)
+            if not self._refused_ms:
+                log.error("%s: the disk refused a write: %s; sends are refused", self.data, error)
+            self._refused_ms = now_ms()
             self.broker.flush_failed(error, now_ms())
             return
+        if self._refused_ms and self.store.writable:
+            log.warning("%s: the disk takes writes again, and so does the broker", self.data)
+            self._refused_ms = 0
         self.broker.durable(arrivals, now_ms())
         self._flush()
 

@@ -7,6 +7,8 @@ whether the operation may have happened all the same (`outcome_unknown`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class PenstockError(Exception):
     """Root of all errors raised by this package."""
@@ -134,6 +136,17 @@ class SendManyFailed(SendError):
         super().__init__(text)
         self.results = results
         self.outcome_unknown = outcome_unknown
+
+
+class LeaseLost(PenstockError):
+    """A popped message is no longer this consumer's: its time is over, or it was acked or given back.
+
+    The broker gives it, or gave it, to whoever pops next. `messages` are those it happened to.
+    """
+
+    def __init__(self, text: str, messages: Sequence[object] = ()) -> None:
+        super().__init__(text)
+        self.messages = list(messages)
 
 
 # ---- the store --------------------------------------------------------------------------------------

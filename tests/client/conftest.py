@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from penstock.admin import AdminClient, TopicSettings, set_consume_mode
 from penstock.client import instance as instances
 from penstock.client.config import Timings
 from penstock.client.pulled import PulledMessage, PullInfo
@@ -35,6 +36,7 @@ from penstock.wire.bodies import (
     LockBatchRequestBody,
     LockBatchResponseBody,
     QueueData,
+    SubscriptionGroupConfig,
     TopicRouteData,
 )
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -54,7 +56,9 @@ QUICK_LEVELS = "1s 2s " + " ".join(["0s"] * 16)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "scenario(number): scenarios at the end of the client chapter")
+    config.addinivalue_line(
+        "markers", "scenario(number): scenarios at the end of the client chapter; pop-N: of the POP chapter"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -144,6 +148,22 @@ def quick() -> Timings:
         offline_check_ms=100,
         persist_first_ms=50,
     )
+
+
+SetMode = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture
+def set_mode(server: RunningBroker | ApacheBroker, topic: str, group: str) -> SetMode:
+    """`await set_mode("POP", share=0, queues=4)` for the test's group and topic, which it creates."""
+
+    async def apply(mode: str, share: int = 0, queues: int = 4) -> None:
+        async with AdminClient(server.name_server) as admin:
+            await admin.create_topic(topic, TopicSettings(read_queues=queues, write_queues=queues))
+            await admin.update_group(SubscriptionGroupConfig(group_name=group))
+            await set_consume_mode(admin, topic, group, mode, share)
+
+    return apply
 
 
 Eventually = Callable[..., Awaitable[None]]

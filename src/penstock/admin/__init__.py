@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.admin.client import AdminClient
+from penstock.admin.modes import consume_modes, set_consume_mode
 from penstock.admin.topics import TopicSettings, TopicSummary
 
-__all__ = ["AdminClient", "TopicSettings", "TopicSummary"]
+__all__ = ["AdminClient", "TopicSettings", "TopicSummary", "consume_modes", "set_consume_mode"]

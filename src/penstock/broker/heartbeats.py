@@ -83,7 +83,7 @@ class Heartbeats:
             return False
         group, members_changed, fingerprint_changed = registered
         if members_changed:
-            self._notify(group)
+            self.notify(group)
         return fingerprint_changed
 
     def unregister(self, peer: Peer, command: Command, now_ms: int) -> None:
@@ -93,7 +93,7 @@ class Heartbeats:
         if header.consumer_group:
             rest = self._clients.unregister_consumer(header.consumer_group, peer)
             if rest is not None:
-                self._notify(rest)
+                self.notify(rest)
         self._broker.reply(peer, command)
 
     def list_consumers(self, peer: Peer, command: Command, now_ms: int) -> None:
@@ -120,7 +120,7 @@ class Heartbeats:
 
     def disconnected(self, peer: Peer) -> None:
         for group in self._clients.disconnected(peer):
-            self._notify(group)
+            self.notify(group)
 
     def tick(self, now_ms: int) -> None:
         if now_ms < self._next_scan_ms:
@@ -133,7 +133,7 @@ class Heartbeats:
         self._clients.forget_old_subscriptions(now_ms - settings.subscription_expired_timeout)
         self._broker.locks.drop_expired(now_ms)
 
-    def _notify(self, group: ConsumerGroup) -> None:
+    def notify(self, group: ConsumerGroup) -> None:
         """Tells every member to share out the queues anew."""
         config = self._broker.groups.get(group.name)
         if (

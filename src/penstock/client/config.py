@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self
 
 from penstock.client.allocation import AllocationStrategy, Averagely
 from penstock.errors import InvalidArgument
-from penstock.limits import MAX_BODY_BYTES
+from penstock.limits import MAX_BODY_BYTES, MAX_INVISIBLE_MS, POP_MAX_MESSAGES
 from penstock.message.names import check_group, check_topic
 from penstock.transport.client import RpcHook
 
@@ -55,6 +55,12 @@ class Between:
             f"{name} must be an integer from {self.low} to {self.high}{extra}, not {value!r}"
         )
 
+
+POP_RETRY_DELAYS_MS = tuple(
+    1_000 * seconds
+    for seconds in (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200)
+)
+"""Protocol: after the first failed attempt ten seconds, after the sixteenth and all others two hours."""
 
 _YEAR_MS = 366 * 24 * 3_600_000
 Millis = Annotated[int, Between(0, _YEAR_MS)]
@@ -293,6 +299,20 @@ class PushSettings(ConsumerSettings):
     max_reconsume_times: Annotated[int, Between(0, 2**31 - 1, also=(-1,))] = -1
     """-1: 16 attempts for concurrent, no limit for orderly consumption."""
     suspend_ms: Annotated[int, Between(10, 30_000)] = 1_000
+    client_rebalance: bool = False
+    """True: the broker is never asked whether the group pulls or pops a topic, so it always pulls."""
+    pop_invisible_ms: Annotated[int, Between(100, MAX_INVISIBLE_MS)] = 60_000
+    """How long a popped message is this consumer's; after that the broker gives it to another."""
+    pop_batch: Annotated[int, Between(1, POP_MAX_MESSAGES)] = 32
+    pop_threshold: Annotated[int, Between(1, 65_535)] = 96
+    """Popped messages of a queue that may be here unacked before no more are popped."""
+    pop_poll_ms: PositiveMillis = 15_000
+    pop_renew: bool = True
+    """Whether the lease is extended while a listener works on a message, up to consume_timeout_ms."""
+    pop_retry_delays_ms: tuple[int, ...] = POP_RETRY_DELAYS_MS
+    """After how long a failed message comes again, by attempt."""
+    pop_over_limit: Literal["dead_letter", "ack"] = "dead_letter"
+    """What becomes of a message after its last attempt: it is kept in the dead-letter topic, or dropped."""
     stop_timeout_ms: Millis = 10_000
     """How long a stop waits for listeners that run; messages not begun are left to the next owner."""
 
@@ -307,6 +327,10 @@ class PushSettings(ConsumerSettings):
             raise InvalidArgument(
                 "pull_timeout_ms must not be below pull_suspend_ms, or every long poll times out"
             )
+        if not self.pop_retry_delays_ms:
+            raise InvalidArgument("pop_retry_delays_ms must have at least one delay")
+        for delay_ms in self.pop_retry_delays_ms:
+            Between(0, MAX_INVISIBLE_MS).check("each of pop_retry_delays_ms", delay_ms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.client.concurrent_job import ConcurrentJob
 from penstock.client.config import MessageModel
 from penstock.client.direct import consume_directly
 from penstock.client.hooked import ConsumeHooks
-from penstock.client.listener import (
-    ALL_ACKED,
-    ConsumeContext,
-    ConsumeHookContext,
-    ConsumeStatus,
-    RetryLater,
-    ReturnType,
-)
+from penstock.client.listener import ConsumeStatus
 from penstock.client.process_queue import NOTHING, ProcessQueue
 from penstock.client.pulled import PulledMessage
 from penstock.client.send_back import DEFAULT_MAX_RECONSUME, EXPIRED_LEVEL, SendBack, restore_topics
-from penstock.client.workers import Job, WorkerPool
+from penstock.client.workers import Job
 from penstock.message.names import is_retry_topic
 from penstock.wire.bodies import ConsumeMessageDirectlyResult
 
@@ -35,93 +28,19 @@ CLEAN_AT_ONCE = 16
 """Expired messages sent back for one queue in one round."""
 
 
-class ConcurrentJob(ConsumeContext):
-    """One listener call, and the context that the listener sees of it.
+class PullJob(ConcurrentJob):
+    """A call with messages of a process queue."""
 
-    Runs on a worker; everything it finds out is read on the event loop afterwards.
-    """
-
-    __slots__ = ("messages", "process_queue", "return_type", "service", "spent_ms", "status")
+    __slots__ = ("process_queue",)
 
     def __init__(
         self, service: ConsumeConcurrently, process_queue: ProcessQueue, messages: Sequence[PulledMessage]
     ) -> None:
-        self.queue = process_queue.queue
-        self.ack_index = ALL_ACKED
-        self.delay_level = 0
-        self.service = service
+        super().__init__(service, process_queue.queue, messages)
         self.process_queue = process_queue
-        self.messages = messages
-        self.status: ConsumeStatus | None = None
-        self.return_type: ReturnType | None = None
-        self.spent_ms = 0.0
 
-    def run(self) -> None:
-        service = self.service
-        if self.process_queue.dropped or service.stopping:
-            return
-        began = time.monotonic()
-        for message in self.messages:
-            message.started = began
-        hooked = service.hooks.before(self.queue, self.messages)
-        try:
-            status = service.listeners.call(self.messages, self)
-        except BaseException as error:  # also SystemExit: a listener must not be able to kill its worker
-            self._raised(error)
-        else:
-            self._returned(status)
-        self._end((time.monotonic() - began) * 1000, hooked)
-
-    async def run_async(self) -> None:
-        service = self.service
-        if self.process_queue.dropped or service.stopping:
-            return
-        began = service.loop.time()
-        for message in self.messages:
-            message.started = began
-        hooked = service.hooks.before(self.queue, self.messages)
-        try:
-            status = await service.listeners.call_async(self.messages, self)
-        except asyncio.CancelledError:
-            if service.stopping:
-                raise
-            self._raised(RuntimeError("the listener was cancelled"))
-        except Exception as error:
-            self._raised(error)
-        else:
-            self._returned(status)
-        self._end((service.loop.time() - began) * 1000, hooked)
-
-    def _returned(self, status: object) -> None:
-        if status is ConsumeStatus.SUCCESS:
-            self.status, self.return_type = ConsumeStatus.SUCCESS, ReturnType.SUCCESS
-        elif status is None:
-            self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.RETURNNULL
-        else:
-            if status is not ConsumeStatus.RECONSUME_LATER:
-                log.error("a listener must return a ConsumeStatus, not %r; its messages are retried", status)
-            self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.FAILED
-
-    def _raised(self, error: BaseException) -> None:
-        self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.EXCEPTION
-        count = len(self.messages)
-        if isinstance(error, RetryLater):
-            self.delay_level = error.level
-            self.return_type = ReturnType.FAILED
-            log.info("%d message(s) of %s are retried: %s", count, self.queue, error)
-        else:
-            log.warning("listener failed, %d message(s) of %s are retried", count, self.queue, exc_info=error)
-
-    def _end(self, spent_ms: float, hooked: ConsumeHookContext | None) -> None:
-        self.spent_ms = spent_ms
-        if spent_ms >= self.service.timeout_ms and self.return_type in (
-            ReturnType.SUCCESS,
-            ReturnType.FAILED,
-        ):
-            self.return_type = ReturnType.TIME_OUT
-        if hooked is not None:
-            success = self.status is ConsumeStatus.SUCCESS
-            self.service.hooks.after(hooked, self.status, self.return_type, success=success)
+    def may_begin(self) -> bool:
+        return not (self.process_queue.dropped or self.service.stopping)
 
 
 class _Done:
@@ -150,13 +69,7 @@ class ConsumeConcurrently:
         self._send_back = SendBack(
             consumer.instance, settings.group, DEFAULT_MAX_RECONSUME if maximum == -1 else maximum
         )
-        self.pool = WorkerPool(
-            f"consume-{settings.group}",
-            settings.consume_threads,
-            settings.consume_backlog,
-            self._finished,
-            self.loop,
-        )
+        self.pool = consumer.pool
         self._batch = 1 if self.listeners.one_by_one else settings.consume_batch
         self._retrying: set[asyncio.Task[None]] = set()
 
@@ -175,14 +88,14 @@ class ConsumeConcurrently:
         topic = process_queue.queue.topic
         retried = is_retry_topic(topic)
         if retried:
-            restore_topics(messages)
+            restore_topics(messages, self._settings.group)
         is_async = self.listeners.is_async(topic)
         batch, submit = self._batch, self.pool.submit
         for start in range(0, len(messages), batch):
             chunk = messages[start : start + batch]
             if retried:
                 is_async = self.listeners.is_async(chunk[0].topic)
-            if not submit(ConcurrentJob(self, process_queue, chunk), is_async=is_async):
+            if not submit(PullJob(self, process_queue, chunk), is_async=is_async):
                 self._submit_later(process_queue, messages[start:])
                 return
 
@@ -203,10 +116,10 @@ class ConsumeConcurrently:
 
     # ---- results ------------------------------------------------------------------------------------
 
-    def _finished(self, jobs: list[Job]) -> None:
+    def finished(self, jobs: list[Job]) -> None:
         done: dict[ProcessQueue, _Done] = {}
         for job in jobs:
-            assert isinstance(job, ConcurrentJob)
+            assert isinstance(job, PullJob)
             process_queue = job.process_queue
             # A dropped queue belongs to somebody else by now, who gets these messages again.
             if process_queue.dropped or job.return_type is None:
@@ -226,7 +139,7 @@ class ConsumeConcurrently:
             stats.consume_ok.add(len(entry.messages))
             self._commit(process_queue, entry.messages)
 
-    def _failed(self, job: ConcurrentJob, entry: _Done) -> None:
+    def _failed(self, job: PullJob, entry: _Done) -> None:
         """Some or all messages of the job failed: those after its ack index."""
         acked = max(0, job.ack_index + 1) if job.status is ConsumeStatus.SUCCESS else 0
         failed = len(job.messages) - acked
@@ -246,7 +159,7 @@ class ConsumeConcurrently:
         if offset != NOTHING and not process_queue.dropped:
             self._consumer.offset_store.update(process_queue.queue, offset, increase_only=True)
 
-    async def _send_failed_back(self, job: ConcurrentJob, failed: Sequence[PulledMessage]) -> None:
+    async def _send_failed_back(self, job: PullJob, failed: Sequence[PulledMessage]) -> None:
         process_queue = job.process_queue
         kept: list[PulledMessage] = []
         for message in failed:
@@ -291,7 +204,7 @@ class ConsumeConcurrently:
                 process_queue.remove([message], self._consumer.instance.now_ms())
 
     async def consume_directly(self, message: PulledMessage) -> ConsumeMessageDirectlyResult:
-        return await consume_directly(self.listeners, message, orderly=False)
+        return await consume_directly(self.listeners, message, self._settings.group, orderly=False)
 
     # ---- end ----------------------------------------------------------------------------------------
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock.client.config import PushSettings
 from penstock.client.direct import consume_directly
 from penstock.client.hooked import ConsumeHooks
-from penstock.client.listener import ConsumeHookContext, OrderlyContext, OrderlyStatus, RetryLater, ReturnType
+from penstock.client.listener import OrderlyContext, OrderlyStatus
+from penstock.client.orderly_job import OrderlyJob
 from penstock.client.process_queue import NOTHING, ProcessQueue
 from penstock.client.pulled import PulledMessage
 from penstock.client.send_back import SendBack, restore_topics
-from penstock.client.workers import Job, WorkerPool
+from penstock.client.workers import Job
 from penstock.errors import PenstockError
 from penstock.message.names import is_retry_topic
 from penstock.message.queue import MessageQueue
@@ -36,96 +37,19 @@ SHORTEST_SUSPEND_MS: Final = 10
 LONGEST_SUSPEND_MS: Final = 30_000
 
 
-class OrderlyJob:
-    __slots__ = (
-        "context",
-        "error",
-        "messages",
-        "process_queue",
-        "return_type",
-        "service",
-        "spent_ms",
-        "status",
-    )
+class PullOrderlyJob(OrderlyJob):
+    """A call with messages of a process queue."""
+
+    __slots__ = ("process_queue",)
 
     def __init__(
         self, service: ConsumeOrderly, process_queue: ProcessQueue, messages: Sequence[PulledMessage]
     ) -> None:
-        self.service = service
+        super().__init__(service, process_queue.queue, messages)
         self.process_queue = process_queue
-        self.messages = messages
-        self.context = OrderlyContext(process_queue.queue)
-        self.status = OrderlyStatus.SUSPEND
-        self.return_type: ReturnType | None = None
-        self.error: BaseException | None = None
-        self.spent_ms = 0.0
 
-    def run(self) -> None:
-        service = self.service
-        if self.process_queue.dropped or service.stopping:
-            return
-        began = time.monotonic()
-        hooked = service.hooks.before(self.process_queue.queue, self.messages)
-        try:
-            status = service.listeners.call(self.messages, self.context)
-        except BaseException as error:  # also SystemExit: a listener must not be able to kill its worker
-            self._raised(error)
-        else:
-            self._returned(status)
-        self._end(time.monotonic() - began, hooked)
-
-    async def run_async(self) -> None:
-        service = self.service
-        if self.process_queue.dropped or service.stopping:
-            return
-        began = service.loop.time()
-        hooked = service.hooks.before(self.process_queue.queue, self.messages)
-        try:
-            status = await service.listeners.call_async(self.messages, self.context)
-        except asyncio.CancelledError:
-            if service.stopping:
-                raise
-            self._raised(RuntimeError("the listener was cancelled"))
-        except Exception as error:
-            self._raised(error)
-        else:
-            self._returned(status)
-        self._end(service.loop.time() - began, hooked)
-
-    def _returned(self, status: object) -> None:
-        if status is None:
-            self.return_type = ReturnType.RETURNNULL
-        elif not isinstance(status, OrderlyStatus):
-            log.error(
-                "an orderly listener must return an OrderlyStatus, not %r; its messages come again", status
-            )
-            self.return_type = ReturnType.FAILED
-        else:
-            self.status = status
-            self.return_type = ReturnType.FAILED if status is OrderlyStatus.SUSPEND else ReturnType.SUCCESS
-
-    def _raised(self, error: BaseException) -> None:
-        self.error = error
-        if isinstance(error, RetryLater):
-            self.context.suspend_ms = error.suspend_ms
-            self.return_type = ReturnType.FAILED
-            log.info("%s is suspended: %s", self.process_queue.queue, error)
-        else:
-            self.return_type = ReturnType.EXCEPTION
-            log.warning(
-                "listener failed, %s is suspended and tried again", self.process_queue.queue, exc_info=error
-            )
-
-    def _end(self, spent: float, hooked: ConsumeHookContext | None) -> None:
-        self.spent_ms = spent * 1000
-        if self.spent_ms >= self.service.timeout_ms and self.return_type in (
-            ReturnType.SUCCESS,
-            ReturnType.FAILED,
-        ):
-            self.return_type = ReturnType.TIME_OUT
-        if hooked is not None:
-            success = self.status in (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
-            self.service.hooks.after(hooked, self.status, self.return_type, success=success)
+    def may_begin(self) -> bool:
+        return not (self.process_queue.dropped or self.service.stopping)
 
 
 class ConsumeOrderly:
@@ -144,13 +68,7 @@ class ConsumeOrderly:
         self._batch = 1 if self.listeners.one_by_one else settings.consume_batch
         self._running: dict[MessageQueue, ProcessQueue] = {}
         self._began: dict[MessageQueue, float] = {}
-        self.pool = WorkerPool(
-            f"consume-{settings.group}",
-            settings.consume_threads,
-            settings.consume_backlog,
-            self._finished,
-            self.loop,
-        )
+        self.pool = consumer.pool
 
     def start(self) -> None:
         self._consumer.spawn(self._renew_for_ever())
@@ -162,7 +80,7 @@ class ConsumeOrderly:
     ) -> None:
         """Messages are taken from the queue in order, so only the start of a task matters here."""
         if is_retry_topic(process_queue.queue.topic):
-            restore_topics(messages)
+            restore_topics(messages, self._settings.group)
         if dispatch:
             self._step(process_queue)
 
@@ -191,7 +109,7 @@ class ConsumeOrderly:
         if not messages:
             self._began.pop(queue, None)
             return
-        job = OrderlyJob(self, process_queue, messages)
+        job = PullOrderlyJob(self, process_queue, messages)
         process_queue.listener_done = asyncio.Event()
         self._running[queue] = process_queue
         if not self.pool.submit(job, is_async=self.listeners.is_async(messages[0].topic)):
@@ -207,9 +125,9 @@ class ConsumeOrderly:
 
     # ---- results ------------------------------------------------------------------------------------
 
-    def _finished(self, jobs: list[Job]) -> None:
+    def finished(self, jobs: list[Job]) -> None:
         for job in jobs:
-            assert isinstance(job, OrderlyJob)
+            assert isinstance(job, PullOrderlyJob)
             process_queue = job.process_queue
             self._ended(process_queue)
             if job.return_type is None:  # not begun: the queue was given up, or the consumer stops
@@ -224,7 +142,7 @@ class ConsumeOrderly:
             else:
                 self._settled(job)
 
-    def _settled(self, job: OrderlyJob) -> None:
+    def _settled(self, job: PullOrderlyJob) -> None:
         process_queue, status = job.process_queue, job.status
         if job.context.auto_commit:
             if status is not OrderlyStatus.SUCCESS:
@@ -235,7 +153,7 @@ class ConsumeOrderly:
             self._commit(process_queue)
         elif status is OrderlyStatus.ROLLBACK:
             process_queue.rollback()
-            self._step_later(process_queue, self._suspend_ms(job.context))
+            self._step_later(process_queue, suspend_ms(job.context, self._settings))
             return
         elif status is OrderlyStatus.COMMIT:
             self._commit(process_queue)
@@ -248,7 +166,7 @@ class ConsumeOrderly:
         if offset != NOTHING and not process_queue.dropped:
             self._consumer.offset_store.update(process_queue.queue, offset, increase_only=False)
 
-    def _suspended(self, job: OrderlyJob) -> None:
+    def _suspended(self, job: PullOrderlyJob) -> None:
         if all(message.reconsume_times < self._limit for message in job.messages):
             for message in job.messages:
                 message.reconsume_times += 1
@@ -256,7 +174,7 @@ class ConsumeOrderly:
         else:
             self._consumer.spawn(self._give_away(job))
 
-    async def _give_away(self, job: OrderlyJob) -> None:
+    async def _give_away(self, job: PullOrderlyJob) -> None:
         """Messages at their last attempt leave the queue for the retry topic, from where the broker moves
         them to the dead letters. If any message has to be tried again, the whole batch is."""
         process_queue = job.process_queue
@@ -277,13 +195,9 @@ class ConsumeOrderly:
                 self._commit(process_queue)
             self._step(process_queue)
 
-    def _again(self, job: OrderlyJob) -> None:
+    def _again(self, job: PullOrderlyJob) -> None:
         job.process_queue.again(job.messages)
-        self._step_later(job.process_queue, self._suspend_ms(job.context))
-
-    def _suspend_ms(self, context: OrderlyContext) -> int:
-        wanted = self._settings.suspend_ms if context.suspend_ms == -1 else context.suspend_ms
-        return max(SHORTEST_SUSPEND_MS, min(wanted, LONGEST_SUSPEND_MS))
+        self._step_later(job.process_queue, suspend_ms(job.context, self._settings))
 
     # ---- locks --------------------------------------------------------------------------------------
 
@@ -373,7 +287,7 @@ class ConsumeOrderly:
             log.warning("%s not unlocked, the lock runs out by itself: %s", queues, error)
 
     async def consume_directly(self, message: PulledMessage) -> ConsumeMessageDirectlyResult:
-        return await consume_directly(self.listeners, message, orderly=True)
+        return await consume_directly(self.listeners, message, self._settings.group, orderly=True)
 
     # ---- end ----------------------------------------------------------------------------------------
 
@@ -385,3 +299,9 @@ class ConsumeOrderly:
                 "%d listener call(s) did not end in %d ms; their messages come again", unfinished, timeout_ms
             )
         self.pool.stop()
+
+
+def suspend_ms(context: OrderlyContext, settings: PushSettings) -> int:
+    """How long a queue waits after a listener suspended it."""
+    wanted = settings.suspend_ms if context.suspend_ms == -1 else context.suspend_ms
+    return max(SHORTEST_SUSPEND_MS, min(wanted, LONGEST_SUSPEND_MS))

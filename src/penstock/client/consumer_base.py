@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -194,6 +194,9 @@ class ConsumerBase:
     def pull(self, request: PullRequest) -> None:
         raise NotImplementedError
 
+    def wall_time_of(self, loop_ms: float) -> int:
+        return wall_ms() - int(self.instance.now_ms() - loop_ms)
+
     def sample_stats(self) -> None:
         self.stats.sample(self.instance.now_ms())
 
@@ -231,6 +234,15 @@ class ConsumerBase:
 
     async def consumer_ids(self, topic: str) -> list[str] | None:
         return await self.instance.consumer_ids(topic, self.group)
+
+    async def popped_queues(self, topic: str) -> set[MessageQueue] | None:
+        return set()
+
+    async def pop(self, topic: str, wanted: set[MessageQueue]) -> bool:
+        return False
+
+    def forget_pops(self, topics: Collection[str]) -> None:
+        return
 
     async def lock(self, queue: MessageQueue) -> bool:
         raise NotImplementedError

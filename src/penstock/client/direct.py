@@ -30,9 +30,9 @@ _RESULTS = {
 
 
 async def consume_directly(
-    listeners: Listeners, message: PulledMessage, *, orderly: bool
+    listeners: Listeners, message: PulledMessage, group: str, *, orderly: bool
 ) -> ConsumeMessageDirectlyResult:
-    restore_topics([message])
+    restore_topics([message], group)
     context: Context = (OrderlyContext if orderly else ConsumeContext)(message.queue)
     began = time.monotonic()
     remark = None

@@ -49,10 +49,13 @@ class PulledMessage(ReceivedMessage):
             properties = self._read_properties = self.record.properties
             properties[Key.MIN_OFFSET] = str(self.pull.min_offset)
             properties[Key.MAX_OFFSET] = str(self.pull.max_offset)
+        self._note_start(properties)
+        return properties
+
+    def _note_start(self, properties: dict[str, str]) -> None:
         if self.started and Key.CONSUME_START_TIME not in properties:
             ago = time.monotonic() - self.started
             properties[Key.CONSUME_START_TIME] = str(int((time.time() - ago) * 1000))
-        return properties
 
     @property
     def min_offset(self) -> int:

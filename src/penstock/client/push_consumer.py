@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from penstock.client import running_info
@@ -15,21 +15,30 @@ from penstock.client.consume_orderly import ConsumeOrderly
 from penstock.client.consumer_base import ConsumerBase
 from penstock.client.instance import ServiceState
 from penstock.client.listener import BatchListener, ConsumeHook, FilterHook, Handler, Listeners
+from penstock.client.pop_service import PopService
 from penstock.client.process_queue import ProcessQueue
 from penstock.client.pull_service import PullRequest
 from penstock.client.pulled import PulledMessage, PullInfo
 from penstock.client.pulling import Puller
 from penstock.client.rebalance import Rebalancer
 from penstock.client.subscriptions import subscription_data
+from penstock.client.workers import WorkerPool, report_to_services
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.message.names import retry_topic
 from penstock.message.queue import MessageQueue
 from penstock.message.record import RecordView
-from penstock.wire.bodies import ConsumeMessageDirectlyResult, ConsumerData, ConsumerRunningInfo
+from penstock.wire.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    SubscriptionData,
+)
 
 log = logging.getLogger("penstock.client")
 
 RETRY_ROUTE_TRIES = 10
+LAST_WORDS_MS = 500
+"""A stop that used up its time waiting for listeners still gives brokers this long to take acks."""
 H = TypeVar("H", bound=Handler)
 
 
@@ -40,6 +49,8 @@ class PushConsumer(ConsumerBase):
     """
 
     consume_service: ConsumeConcurrently | ConsumeOrderly
+    pool: WorkerPool
+    pop_service: PopService
 
     def __init__(
         self,
@@ -104,10 +115,19 @@ class PushConsumer(ConsumerBase):
         if self.clustering:
             self._subscriptions.put(subscription_data(retry_topic(self.group), None, None))
         self.rebalancer = Rebalancer(self, self.instance.loop, idle_ms=self.settings.timings.pull_idle_ms)
+        self.pool = WorkerPool(
+            f"consume-{self.group}",
+            self.settings.consume_threads,
+            self.settings.consume_backlog,
+            report_to_services,
+            self.instance.loop,
+        )
         self._puller = Puller(self)
+        self.pop_service = PopService(self)
         self.consume_service = ConsumeOrderly(self) if self.settings.orderly else ConsumeConcurrently(self)
         await self._join()
         self.consume_service.start()
+        self.pop_service.start()
         if self.clustering:
             self.spawn(self._await_retry_route())
 
@@ -127,9 +147,13 @@ class PushConsumer(ConsumerBase):
         if not self.running:
             return
         self._check_process()
-        self.consume_service.pool.refuse_self_wait()
+        self.pool.refuse_self_wait()
         self._state = ServiceState.SHUTDOWN_ALREADY
-        await self.consume_service.stop(self.settings.stop_timeout_ms if timeout_ms is None else timeout_ms)
+        timeout_ms = self.settings.stop_timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = self.instance.now_ms() + timeout_ms
+        self.pop_service.begin_stop()
+        await self.consume_service.stop(timeout_ms)
+        await self.pop_service.stop(max(LAST_WORDS_MS, deadline_ms - self.instance.now_ms()))
         async with self.rebalancer.lock:  # a rebalance under way must not take a queue, or a lock, after this
             await self.offset_store.persist(list(self.rebalancer.queues))
             if isinstance(self.consume_service, ConsumeOrderly):
@@ -170,7 +194,7 @@ class PushConsumer(ConsumerBase):
         """Changes how many listeners may run at once."""
         if not 1 <= count <= 1_000:
             raise InvalidArgument(f"the number of workers must be 1 to 1000, not {count}")
-        self.consume_service.pool.resize(count)
+        self.pool.resize(count)
 
     async def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
         """Starts queues of a topic anew at the given offsets. The pause lets listeners that run now end,
@@ -234,11 +258,13 @@ class PushConsumer(ConsumerBase):
     async def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
         extra = {
             "PROP_CONSUMEORDERLY": str(self.settings.orderly).lower(),
-            "PROP_THREADPOOL_CORE_SIZE": str(self.consume_service.pool.size),
+            "PROP_THREADPOOL_CORE_SIZE": str(self.pool.size),
         }
-        return await running_info.of_consumer(
+        info = await running_info.of_consumer(
             self, self.rebalancer.queues, "CONSUME_PASSIVELY", extra, with_stacks=with_stacks
         )
+        info.mq_pop_table = self.pop_service.info()
+        return info
 
     async def consume_directly(self, body: bytes, broker_name: str) -> ConsumeMessageDirectlyResult:
         record = RecordView(body)
@@ -250,6 +276,22 @@ class PushConsumer(ConsumerBase):
     @property
     def takes_locks(self) -> bool:
         return self.settings.orderly
+
+    async def popped_queues(self, topic: str) -> set[MessageQueue] | None:
+        return await self.pop_service.assigned(topic)
+
+    async def pop(self, topic: str, wanted: set[MessageQueue]) -> bool:
+        return await self.pop_service.follow(topic, wanted)
+
+    def forget_pops(self, topics: Collection[str]) -> None:
+        self.pop_service.keep_topics(topics)
+
+    def add_subscription(self, data: SubscriptionData) -> None:
+        """Of a retry topic, found while the consumer runs."""
+        self._put_subscription(data)
+
+    def forget_subscription(self, topic: str) -> None:
+        self._subscriptions.discard(topic)
 
     async def lock(self, queue: MessageQueue) -> bool:
         try:

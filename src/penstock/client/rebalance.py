@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from penstock.client.config import ConsumeFrom, ConsumerSettings, MessageModel, Timings
@@ -97,6 +97,15 @@ class RebalanceOwner(Protocol):
 
     async def consumer_ids(self, topic: str) -> list[str] | None: ...
 
+    async def popped_queues(self, topic: str) -> set[MessageQueue] | None:
+        """What the broker says is popped, not pulled; None if it gives no answer and nothing may change."""
+
+    async def pop(self, topic: str, wanted: set[MessageQueue]) -> bool:
+        """Pops exactly these queues of a topic; True if that is a change."""
+
+    def forget_pops(self, topics: Collection[str]) -> None:
+        """Only these topics are subscribed now."""
+
     async def lock(self, queue: MessageQueue) -> bool: ...
 
     async def unlock(self, queue: MessageQueue) -> None: ...
@@ -145,6 +154,7 @@ class Rebalancer:
                     level = logging.DEBUG if is_retry_topic(topic) else logging.WARNING
                     log.log(level, "rebalance of topic %s failed, trying again in a second: %s", topic, error)
                     balanced &= is_retry_topic(topic)
+            self._owner.forget_pops(topics)
             for queue, process_queue in list(self.queues.items()):
                 if queue.topic not in topics:
                     process_queue.dropped = True
@@ -156,6 +166,13 @@ class Rebalancer:
         queues = await owner.topic_queues(topic)
         if queues is None:
             return True
+        popped = await owner.popped_queues(topic)
+        if popped is None:
+            return False
+        if popped:
+            return await self._pop(topic, queues, popped)
+        if await owner.pop(topic, popped):
+            log.info("group %s pulls topic %s from now on", owner.group, topic)
         if owner.settings.message_model is MessageModel.BROADCASTING:
             mine = queues
         else:
@@ -169,6 +186,15 @@ class Rebalancer:
                 return False
         await self._update(topic, queues, mine)
         return {queue for queue in self.queues if queue.topic == topic} == set(mine)
+
+    async def _pop(self, topic: str, queues: list[MessageQueue], popped: set[MessageQueue]) -> bool:
+        """Queues that were pulled are given up first, so that the broker goes on where they got to."""
+        await self._update(topic, queues, ())
+        if any(queue.topic == topic for queue in self.queues):
+            return False  # a listener still works on what it got in order
+        if await self._owner.pop(topic, popped):
+            await self._owner.assigned(topic, queues, sorted(popped), [])
+        return True
 
     async def _update(self, topic: str, queues: list[MessageQueue], mine: Sequence[MessageQueue]) -> None:
         wanted = set(mine)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.client.pulled import CLIENT_LOCAL, PulledMessage
 from penstock.client.sender import Outgoing
 from penstock.errors import PenstockError
-from penstock.message.names import LOGICAL_BROKER_PREFIX, retry_topic
+from penstock.message.names import LOGICAL_BROKER_PREFIX, is_retry_topic, normal_topic, retry_topic
 from penstock.message.properties import Key, encode_properties
 from penstock.message.sysflag import COMPRESSED, COMPRESSION_MASK
 from penstock.wire.codes import RequestCode
@@ -84,9 +84,11 @@ class SendBack:
         return True
 
 
-def restore_topics(messages: Sequence[PulledMessage]) -> None:
+def restore_topics(messages: Sequence[PulledMessage], group: str) -> None:
     """A retried message is shown under the topic it was first sent to."""
     for message in messages:
         topic = message.record.find(Key.RETRY_TOPIC)
         if topic:
             message.topic = topic
+        elif is_retry_topic(message.topic):  # left over from when the group popped
+            message.topic = normal_topic(message.topic, group)

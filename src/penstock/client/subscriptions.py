@@ -11,6 +11,7 @@ from penstock.message.tags import parse_subscription
 from penstock.wire.bodies import SubscriptionData
 
 TAG = "TAG"
+ALL = "*"
 SQL92 = "SQL92"
 
 
@@ -34,6 +35,11 @@ def subscription_data(
         sub_version=wall_ms(),
         class_filter_mode=class_filter,
     )
+
+
+def everything_of(topic: str) -> SubscriptionData:
+    """For topics that the protocol made: their names need not be legal for users."""
+    return SubscriptionData(topic=topic, sub_string=ALL, sub_version=wall_ms())
 
 
 class Subscriptions:

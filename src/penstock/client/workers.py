@@ -22,12 +22,22 @@ ASYNC_RUN = 64
 """Jobs a task does before it lets the loop breathe: a coroutine that never waits must not starve pulls."""
 
 
+class JobService(Protocol):
+    def finished(self, jobs: list[Job]) -> None:
+        """What its jobs found out, on the event loop."""
+
+
 class Job(Protocol):
     def run(self) -> None:
         """Calls plain user code; never raises."""
 
     async def run_async(self) -> None:
         """Calls a coroutine; raises only when it is cancelled."""
+
+
+class ServedJob(Job, Protocol):
+    @property
+    def service(self) -> JobService: ...
 
 
 class WorkerPool:
@@ -85,7 +95,8 @@ class WorkerPool:
                 task = self._loop.create_task(self._run_tasks(), name=self._name)
                 self._tasks.add(task)
             return True
-        if len(self._threads) < self._size and (not self._threads or not self._jobs.empty()):
+        # As many threads as jobs under way: an idle one cannot be told from one that hangs.
+        if len(self._threads) < min(self._size, self._outstanding):
             number = len(self._threads) + 1
             thread = threading.Thread(target=self._run_thread, name=f"{self._name}-{number}", daemon=True)
             self._threads.append(thread)
@@ -175,3 +186,12 @@ class WorkerPool:
             task.cancel()
         for _ in self._threads:
             self._jobs.put(None)
+
+
+def report_to_services(jobs: list[Job]) -> None:
+    """For a pool that several services share: each learns of its own jobs."""
+    by_service: dict[JobService, list[Job]] = {}
+    for job in jobs:
+        by_service.setdefault(cast("ServedJob", job).service, []).append(job)
+    for service, done in by_service.items():
+        service.finished(done)

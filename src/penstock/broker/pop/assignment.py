@@ -127,6 +127,9 @@ class Assignments:
             raise Refusal(ResponseCode.SYSTEM_BUSY, "no room for the mode of another group")
         broker.check_backlog()
         broker.reply(peer, command, position=self._modes.set(wanted))
+        group = broker.clients.consumer_group(wanted.consumer_group)
+        if group is not None:
+            broker.heartbeats.notify(group)  # they look what has changed now, not at their next rebalance
 
     def all_modes(self, peer: Peer, command: Command, now_ms: int) -> None:
         self._broker.reply(peer, command, body=MessageRequestModeSerializeWrapper(self._modes.table).encode())

@@ -74,6 +74,9 @@ ACK_BITS_BYTES: Final = 1_024
 LEASES_PER_BROKER: Final = 4_000_000
 """Popped batches not yet acked; past this pops get SYSTEM_BUSY instead of growing memory."""
 
+ROUTES_ASKED_FOR: Final = 1_000
+"""Routes that a broker asks name servers for at the same time; consumers of further topics ask again."""
+
 LEASES_LISTED: Final = 10_000
 """Leases that one request for them shows; more would keep the broker from its work."""
 

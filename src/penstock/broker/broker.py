@@ -82,7 +82,7 @@ class Broker:
 
         self.topics = Topics(settings, self._notes.add, delay_levels=len(delays_ms), now_ms=now_ms)
         self.groups = Groups(settings, self._notes.add, now_ms=now_ms)
-        self.offsets = Offsets(store.journal.append, now_ms=now_ms)
+        self.offsets = Offsets(store.journal.append, self._notes.add, now_ms=now_ms)
         self.clients = Clients()
         self.locks = QueueLocks()
         self.statistics = Statistics(settings.broker_cluster_name, now_ms=now_ms)

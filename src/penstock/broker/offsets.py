@@ -31,13 +31,16 @@ class Offsets:
     file_name = "consumerOffset.json"
     prompt = False
 
-    def __init__(self, note: Note, *, now_ms: int) -> None:
+    def __init__(self, note: Note, keep: Note, *, now_ms: int) -> None:
+        """`keep` repeats what a failed flush loses. Resets need that: what they end in other tables is
+        repeated, too, and must not outlive them."""
         self.table: OffsetTable = {}
         self.pulled: OffsetTable = {}
         self.data_version = DataVersion(timestamp=now_ms)
         self.dirty = False
         self._resets: OffsetTable = {}
         self._note = note
+        self._keep = keep
         self._count = 0
         self._pulled_count = 0
         self._commits = 0
@@ -128,10 +131,10 @@ class Offsets:
     def reset(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> int | None:
         """Server-side reset: commits now, and the group's next pull of the queue is sent there."""
         key = offset_key(topic, group)
-        position = self._store(key, queue_id, offset, now_ms)
-        if position is not None:
-            self._resets.setdefault(key, {})[queue_id] = offset
-        return position
+        if not self.place(key, queue_id, offset, now_ms):
+            return None
+        self._resets.setdefault(key, {})[queue_id] = offset
+        return self._keep(Kind.OFFSET, _ENTRY.pack(queue_id, offset) + key.encode())
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The pending reset of a queue, once."""

@@ -14,6 +14,7 @@ from penstock.broker.settings import BrokerSettings
 from penstock.message.ids import pack_host
 from penstock.runtime.clock import now_ms
 from penstock.runtime.registration import Registrar
+from penstock.runtime.routes import Routes
 from penstock.runtime.worker import Worker
 from penstock.store.commit_log import Flush
 from penstock.store.disk import RealDisk
@@ -95,6 +96,7 @@ class BrokerRuntime:
             self.store.close(now_ms())
             raise
         self._registrar.attach(self.broker, self.address)
+        self._routes = self.broker.pop.assignments.routes = Routes(self._registrar)
 
     async def start(self) -> None:
         """Serves what `open` opened; ready when the name servers know of it."""
@@ -109,6 +111,7 @@ class BrokerRuntime:
 
     async def stop(self) -> None:
         """Leaves the name servers, answers what was asked, and closes the store cleanly."""
+        self._routes.stop()
         await self._registrar.stop()
         await self._finish_flushes()
         await self._server.close()
@@ -134,6 +137,7 @@ class BrokerRuntime:
         """Ends as if the process had been killed: nothing more is written. For tests."""
         if self._timer is not None:
             self._timer.cancel()
+        self._routes.stop()
         await self._registrar.drop()
         await self._server.close(drain_ms=0)
         self._upkeep.close()

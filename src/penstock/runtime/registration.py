@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from penstock.broker.broker import Broker
-from penstock.errors import PenstockError
+from penstock.errors import NoNameServer, PenstockError
 from penstock.runtime.clock import now_ms
 from penstock.transport.client import Connection
 from penstock.wire.bodies import KVTable, TopicConfig
@@ -21,6 +21,7 @@ log = logging.getLogger("penstock.runtime")
 
 REGISTER_TIMEOUT_MS = 24_000
 UNREGISTER_TIMEOUT_MS = 3_000
+ASK_TIMEOUT_MS = 3_000
 FIRST_ANSWER_SECONDS = 3.0
 """How long a start waits for the name servers; one that is away hears of the broker later."""
 RETRY_SECONDS = 1.0
@@ -45,7 +46,7 @@ class Registrar:
     ) -> None:
         self.tls = tls
         self._links = [_Link(self, address) for address in name_servers]
-        self._local = local
+        self.local = local
         self._refresh: asyncio.TimerHandle | None = None
 
     def attach(self, broker: Broker, address: str) -> None:
@@ -65,8 +66,8 @@ class Registrar:
 
     async def start(self) -> None:
         """Tells every name server; waits a little for their answers."""
-        if self._local is not None:
-            self._refresh_local(self._local)
+        if self.local is not None:
+            self._refresh_local(self.local)
         for link in self._links:
             link.start()
         if self._links:
@@ -80,8 +81,8 @@ class Registrar:
         changes = self._broker.take_registration_changes()
         if changes is None:
             return
-        if self._local is not None:
-            self.answered(self._local.call(RequestCode.REGISTER_BROKER, self.header, self.body(changes)))
+        if self.local is not None:
+            self.answered(self.local.call(RequestCode.REGISTER_BROKER, self.header, self.body(changes)))
         for link in self._links:
             link.tell(changes)
 
@@ -94,6 +95,16 @@ class Registrar:
         if answer.body:
             self._broker.topics.mark_ordered(KVTable.decode(answer.body).table, now_ms())
 
+    async def ask(self, code: int, header: Ext) -> Command:
+        """The answer of the first name server that gives one. Raises PenstockError if none does."""
+        problem: PenstockError = NoNameServer("there is no name server")
+        for link in self._links:
+            try:
+                return await link.ask(code, header)
+            except PenstockError as error:
+                problem = error
+        raise problem
+
     async def stop(self) -> None:
         """Takes the broker out of every name server."""
         header = UnregisterBrokerHeader(
@@ -102,8 +113,8 @@ class Registrar:
             cluster_name=self.header.cluster_name,
             broker_id=self.header.broker_id,
         )
-        if self._local is not None:
-            self._local.call(RequestCode.UNREGISTER_BROKER, header)
+        if self.local is not None:
+            self.local.call(RequestCode.UNREGISTER_BROKER, header)
         await asyncio.gather(*(link.leave(header) for link in self._links))
         await self.drop()
 
@@ -182,6 +193,11 @@ class _Link:
         self._reachable = False
         log.log(level, "name server %s does not know of this broker: %s", self._address, reason)
         return False
+
+    async def ask(self, code: int, header: Ext) -> Command:
+        if self._connection is None or self._connection.closed:
+            raise NoNameServer(f"name server {self._address} is not connected")
+        return await self._connection.request(code, header, timeout_ms=ASK_TIMEOUT_MS)
 
     async def leave(self, header: UnregisterBrokerHeader) -> None:
         await self._cancel()

@@ -9,11 +9,11 @@ import pytest
 
 from penstock.broker.settings import BrokerSettings
 from penstock.namesrv import NamesrvSettings
-from penstock.runtime import registration
+from penstock.runtime import registration, routes
 from penstock.runtime.broker import BrokerRuntime
 from penstock.runtime.namesrv import NamesrvRuntime
 from penstock.runtime.registration import Registrar
-from penstock.testing import SMALL_FILES
+from penstock.testing import SMALL_FILES, RunningBroker
 from penstock.transport.client import Connection
 from penstock.transport.server import Server
 from penstock.wire.bodies import RegisterBrokerBody, TopicRouteData
@@ -204,3 +204,40 @@ def test_order_topics_of_the_name_server_become_ordered(tmp_path):
             assert "unknown" not in broker.broker.topics.table
 
     asyncio.run(main())
+
+
+def test_a_broker_knows_the_queues_of_its_topics_on_all_brokers(tmp_path, monkeypatch):
+    """What consumers that leave their rebalance to the broker are told comes from the name server."""
+    monkeypatch.setattr(routes, "REFRESH_SECONDS", 0.05)
+
+    async def main():
+        namesrv = NamesrvRuntime(NamesrvSettings(listen_port=0), tmp_path / "namesrv")
+        await namesrv.start()
+        address = namesrv.address
+        async with (
+            running_broker(tmp_path / "1", address) as first,
+            running_broker(tmp_path / "2", address, brokerName="b2") as second,
+        ):
+            known = first.broker.pop.assignments.routes
+            assert known.queues("shared") is None
+            assert await send(first.address, "shared") == 0
+            await until(lambda: known.queues("shared") is not None)
+            assert {queue.broker_name for queue in known.queues("shared")} == {"b1"}
+            assert await send(second.address, "shared") == 0
+            await until(lambda: {queue.broker_name for queue in known.queues("shared")} == {"b1", "b2"})
+            connection = await Connection.open(second.address)
+            await connection.request(215, {"topic": "shared"})
+            await connection.close()
+            await namesrv.stop()  # what was known goes on being the answer
+            await asyncio.sleep(0.2)
+            assert known.queues("shared")
+
+    asyncio.run(main())
+
+
+def test_a_broker_beside_its_name_server_knows_queues_at_once(tmp_path):
+    with RunningBroker() as running:
+        known = running.node.broker.broker.pop.assignments.routes
+        assert asyncio.run(send(running.address, "here")) == 0
+        assert len(known.queues("here")) == 4
+        assert known.queues("nothing") is None

@@ -151,12 +151,18 @@ class Acks:
                 if offset < newest:
                     self._ack_orderly(topic, group, queue_id, offset, entry.pop_time, now_ms)
             return
+        if entry.pop_time > self._leases.latest_ms(now_ms):
+            raise _forged("a handle is of a pop that is yet to come", None)
         queue = self._leases.find_queue(topic, group, queue_id)
         if queue is None or entry.start_offset < 0 or entry.pop_time < 0:
             return
         lease = self._leases.get(queue, entry.start_offset, entry.pop_time)
-        if lease is not None and lease.invisible_ms == entry.invisible_time:
-            self._release(queue, lease, int.from_bytes(entry.bit_set, "little"), now_ms)
+        if lease is None:
+            return
+        bits = int.from_bytes(entry.bit_set, "little")
+        if lease.invisible_ms != entry.invisible_time or bits.bit_length() > lease.span:
+            raise _forged("the handles are not those that were given out", None)
+        self._release(queue, lease, bits, now_ms)
 
     # ---- changing -------------------------------------------------------------------------------
 

@@ -74,6 +74,9 @@ class _Line:
         if len(waiting) > 2 * self.count + 64:
             waiting[:] = sorted(other for other in waiting if not other.done)
 
+    def everybody(self) -> list[HeldPop]:
+        return [held for waiting in self.by_filter.values() for held in sorted(waiting) if not held.done]
+
     def first(self, wants: Callable[[PullFilter], bool]) -> HeldPop | None:
         """The first in line of those whose filter passes."""
         found: HeldPop | None = None
@@ -207,9 +210,11 @@ class HeldPops:
 
     def wake_all(self, topic: str, group: str, now_ms: int) -> None:
         """Everything may be different now, so everybody looks again."""
-        for queue_id, line in list(self._topics.get(topic, {}).get(group, {}).items()):
-            for _ in range(line.count):
-                self.wake(topic, group, queue_id, now_ms)
+        lines = self._topics.get(topic, {}).get(group, {})
+        waiting = [held for line in lines.values() for held in line.everybody()]
+        for held in waiting:
+            self._end(held)
+        self._drain(now_ms)
 
     def _drain(self, now_ms: int) -> None:
         """Runs who was woken, one after the other: a request that wakes another must not run it inside."""
@@ -235,8 +240,7 @@ class HeldPops:
                         self._wake_for(group, arrival, now_ms)
             elif arrival.topic in self._retries:
                 for topic, group in sorted(self._retries[arrival.topic]):
-                    if not self._is_taken(group, arrival):
-                        self._wake_for_retry(topic, group, now_ms)
+                    self._wake_for_retry(topic, group, arrival, now_ms)
 
     def _is_taken(self, group: str, arrival: Arrival) -> bool:
         return arrival.queue_offset < self._offsets.query(group, arrival.topic, arrival.queue_id)
@@ -257,10 +261,13 @@ class HeldPops:
                 if self._is_taken(group, arrival):
                     return
 
-    def _wake_for_retry(self, topic: str, group: str, now_ms: int) -> None:
-        """Every pop of the topic reads its retries, whichever queue it asked for."""
-        lines = self._topics[topic][group]
-        self.wake(topic, group, min(lines), now_ms)
+    def _wake_for_retry(self, topic: str, group: str, arrival: Arrival, now_ms: int) -> None:
+        """Every pop of the topic reads its retries, whichever queue it asked for, unless it is an orderly
+        one: so one of each line is woken until the message is taken."""
+        for queue_id in sorted(self._topics[topic][group]):
+            if self._is_taken(group, arrival):
+                return
+            self.wake(topic, group, queue_id, now_ms)
 
     def _matches(self, wanted: PullFilter, arrival: Arrival) -> bool:
         by_code, by_record = wanted

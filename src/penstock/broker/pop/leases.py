@@ -147,6 +147,18 @@ class Leases:
         self._clock_ms = time_ms
         return time_ms
 
+    def pop_time(self, now_ms: int) -> int:
+        """The time that a pop happens at, for its handles."""
+        self._latest_pop_ms = max(self._latest_pop_ms, self.clock(now_ms))
+        return self._clock_ms
+
+    def renew_handles(self) -> None:
+        """What is popped from now on has handles that were never given out, even within this millisecond:
+        a queue goes on where it was before, and old handles must not fit what is popped then."""
+        if self._clock_ms <= self._latest_pop_ms:
+            self._skew_ms += self._latest_pop_ms + 1 - self._clock_ms
+            self._clock_ms = self._latest_pop_ms + 1
+
     def latest_ms(self, now_ms: int) -> int:
         """No handle that was ever given out has a later pop time."""
         return max(self.clock(now_ms), self._latest_pop_ms)
@@ -224,7 +236,7 @@ class Leases:
 
     def change(self, queue: LeaseQueue, lease: Lease, new: Lease) -> tuple[Lease, int]:
         """One message moves to a lease of its own, whose handle is new even within a millisecond."""
-        pop_ms = new.pop_ms
+        pop_ms = max(new.pop_ms, lease.pop_ms + 1)
         while _key(new.start, pop_ms) in queue.leases:
             pop_ms += 1
         new = new._replace(pop_ms=pop_ms)

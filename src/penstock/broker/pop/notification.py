@@ -44,7 +44,7 @@ class Notifications:
 
     def notify(self, peer: Peer, command: Command, now_ms: int) -> None:
         header = command.header(NotificationHeader)
-        if not header.born_time:
+        if not 0 < header.born_time <= now_ms:
             header.born_time = now_ms
         self._notify(peer, command, header, now_ms)
 

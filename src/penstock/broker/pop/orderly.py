@@ -136,9 +136,7 @@ class OrderInfos:
     def ack(self, key: QueueKey, offset: int, pop_ms: int, now_ms: int) -> tuple[Verdict, int]:
         """With the offset that the group has come to."""
         info = self.table.get(key)
-        if info is None:
-            return Verdict.ACKED, offset + 1
-        if info.pop_ms != pop_ms:
+        if info is None or info.pop_ms != pop_ms:
             return Verdict.STALE, 0
         if offset not in info.o:
             return Verdict.ILLEGAL, 0
@@ -197,9 +195,12 @@ class OrderInfos:
                 found.append(key)
         return found
 
-    def forget_old(self, before_ms: int) -> None:
-        for topic, group, queue_id in [key for key, info in self.table.items() if info.l < before_ms]:
-            self.drop_queue(topic, group, queue_id)
+    def forget_old(self, now_ms: int) -> None:
+        """Not what somebody still holds: its ack must count."""
+        old = [key for key, info in self.table.items() if info.l < now_ms - KEPT_MS]
+        for topic, group, queue_id in old:
+            if self.held(topic, group, queue_id, now_ms) is None:
+                self.drop_queue(topic, group, queue_id)
 
     # ---- the file -------------------------------------------------------------------------------
 

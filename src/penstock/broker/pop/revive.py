@@ -26,6 +26,8 @@ log = logging.getLogger("penstock.broker")
 
 RETRY_MS: Final = 1_000
 """A message that cannot be copied now is tried again this much later."""
+RETRY_TOO_LARGE_MS: Final = 60_000
+"""One that the settings do not allow any more waits for them to be put right."""
 RETRY_QUEUES: Final = 1
 
 
@@ -69,6 +71,9 @@ class Reviver:
                     copied |= 1 << offset - lease.start
         except StoreFull:
             self._leases.due.add(queue, key, self._leases.clock(now_ms) + RETRY_MS)
+        except MessageTooLarge as error:
+            log.error("a message of topic %s cannot come back to group %s: %s", topic, queue.group, error)
+            self._leases.due.add(queue, key, self._leases.clock(now_ms) + RETRY_TOO_LARGE_MS)
         if copied:
             self._moving.append((self._store.end, queue, key, copied))
         if gone:
@@ -112,14 +117,11 @@ class Reviver:
             raise StoreFull("no room for another topic")
         if not is_dead and broker.offsets.query(queue.group, target, 0) < 0:
             broker.offsets.commit(queue.group, target, 0, 0, now_ms)
-        if len(longer.encode()) <= limits.MAX_PROPERTIES_BYTES:
-            text = longer
         before = store.end
         try:
+            append_copy(store, record, target, 0, longer, times, now_ms)
+        except MessageTooLarge:  # it fits as it was
             append_copy(store, record, target, 0, text, times, now_ms)
-        except MessageTooLarge as error:
-            log.error("a message of topic %s cannot come back to group %s: %s", topic, queue.group, error)
-            return
         broker.statistics.count_put(target, 0, 1, store.end - before)
 
     def _retry_topic(self, queue: LeaseQueue, topic: str) -> str:

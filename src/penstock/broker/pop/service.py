@@ -12,7 +12,7 @@ from penstock.broker.pop.frontier import Frontier
 from penstock.broker.pop.lag import Lags
 from penstock.broker.pop.leases import Leases
 from penstock.broker.pop.notification import Notifications
-from penstock.broker.pop.orderly import KEPT_MS, OrderInfos
+from penstock.broker.pop.orderly import OrderInfos
 from penstock.broker.pop.peek import Peeks
 from penstock.broker.pop.pop import Popper
 from penstock.broker.pop.revive import Reviver
@@ -73,7 +73,7 @@ class PopService:
         self._notifications.held.tick(now_ms)
         if now_ms >= self._next_forget_ms:
             self._next_forget_ms = now_ms + FORGET_MS
-            self.orders.forget_old(now_ms - KEPT_MS)
+            self.orders.forget_old(self.leases.clock(now_ms))
 
     def disconnected(self, peer: Peer) -> None:
         self._popper.held.drop_peer(peer)
@@ -93,6 +93,7 @@ class PopService:
         if queue is not None:
             self.leases.drop(queue)
         self.orders.drop_queue(topic, group, queue_id)
+        self.leases.renew_handles()
         for held in (self._popper.held, self._notifications.held):
             held.wake_all(topic, group, now_ms)
 
@@ -111,3 +112,4 @@ class PopService:
         for topic, group, queue_id in list(self.orders.table):
             if concerns(topic, group):
                 self.orders.drop_queue(topic, group, queue_id)
+        self.leases.renew_handles()

@@ -226,8 +226,8 @@ class PopHeader(RpcHeader):
     max_msg_nums: I32
     invisible_time: I64
     poll_time: I64
-    born_time: I64
-    init_mode: I32
+    born_time: I64 = 0
+    init_mode: I32 = 0
     exp_type: str | None = None
     exp: str | None = None
     order: bool = False

@@ -129,6 +129,7 @@ class Pops:
         self.bench.flush()
 
         def answered() -> Answer | None:
+            self.bench.flush()  # who was woken by one flush has its lease in the next
             command = self.bench.answered(opaque, peer)
             return self.read(command, asked) if command is not None else None
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from penstock.client.pull_consumer import PullConsumer
     from penstock.client.push_consumer import PushConsumer
     from penstock.client.sender import SendResult, SendStatus
-    from penstock.errors import PenstockError, SendError, SendOutcomeUnknown
+    from penstock.client.simple_consumer import SimpleConsumer
+    from penstock.errors import LeaseLost, PenstockError, SendError, SendOutcomeUnknown
     from penstock.message.model import Message, ReceivedMessage
     from penstock.message.queue import MessageQueue
 
@@ -31,6 +32,7 @@ _HOMES: Final = {
     "ConsumeContext": "penstock.client.listener",
     "ConsumeFrom": "penstock.client.config",
     "ConsumeStatus": "penstock.client.listener",
+    "LeaseLost": "penstock.errors",
     "Message": "penstock.message.model",
     "MessageModel": "penstock.client.config",
     "MessageQueue": "penstock.message.queue",
@@ -46,12 +48,14 @@ _HOMES: Final = {
     "SendOutcomeUnknown": "penstock.errors",
     "SendResult": "penstock.client.sender",
     "SendStatus": "penstock.client.sender",
+    "SimpleConsumer": "penstock.client.simple_consumer",
 }
 
 __all__ = [
     "ConsumeContext",
     "ConsumeFrom",
     "ConsumeStatus",
+    "LeaseLost",
     "Message",
     "MessageModel",
     "MessageQueue",
@@ -67,6 +71,7 @@ __all__ = [
     "SendOutcomeUnknown",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
 ]
 
 

@@ -22,7 +22,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from penstock.client import producer as core_producer
 from penstock.client import pull_consumer as core_pull
 from penstock.client import push_consumer as core_push
-from penstock.client.config import ProducerSettings, PullSettings, PushSettings
+from penstock.client import simple_consumer as core_simple
+from penstock.client.config import ProducerSettings, PullSettings, PushSettings, SimpleSettings
 from penstock.client.consumer_base import ConsumerBase
 from penstock.client.listener import BatchListener, Handler
 from penstock.errors import WrongState
@@ -262,3 +263,29 @@ class PullConsumer(_Face[core_pull.PullConsumer]):
         """Messages one by one, until the consumer is stopped."""
         while self._core.running:
             yield from self.poll()
+
+
+class SimpleConsumer(_Face[core_simple.SimpleConsumer]):
+    def __init__(
+        self,
+        name_server: str | None = None,
+        *,
+        subscribe: Mapping[str, str] | None = None,
+        settings: SimpleSettings | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            core_simple.SimpleConsumer(name_server, subscribe=subscribe, settings=settings, **options)
+        )
+
+    async def end(self) -> None:
+        await self._core.stop()
+
+    receive = _blocking(core_simple.SimpleConsumer.receive)
+    ack = _blocking(core_simple.SimpleConsumer.ack)
+    ack_many = _blocking(core_simple.SimpleConsumer.ack_many)
+    extend = _blocking(core_simple.SimpleConsumer.extend)
+    nack = _blocking(core_simple.SimpleConsumer.nack)
+    stop = _blocking(core_simple.SimpleConsumer.stop)
+    subscribe = _on_loop(core_simple.SimpleConsumer.subscribe)
+    unsubscribe = _on_loop(core_simple.SimpleConsumer.unsubscribe)

@@ -352,6 +352,19 @@ class PullSettings(ConsumerSettings):
             )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimpleSettings(ConsumerSettings):
+    invisible_ms: Annotated[int, Between(1, MAX_INVISIBLE_MS)] = 30_000
+    """How long a received message is this consumer's, where `receive` is not told."""
+    wait_ms: PositiveMillis = 15_000
+    """How long `receive` waits for a message, where it is not told."""
+
+    def __post_init__(self) -> None:
+        super(SimpleSettings, self).__post_init__()
+        if self.message_model is MessageModel.BROADCASTING:
+            raise InvalidArgument("a simple consumer shares its messages with its group: no broadcasting")
+
+
 def _check_group(group: str, refused: str) -> None:
     check_group(group)
     if group == refused:

@@ -133,6 +133,28 @@ def test_a_directory_that_is_not_ours_is_left_alone(tmp_path: Path, penstock: Ca
     assert contents(data) == before
 
 
+def test_shards_are_refused_where_they_would_hide_or_harm_what_is_there(
+    written: dict[str, Path], tmp_path: Path, penstock: Callable[..., Any]
+) -> None:
+    whole = shutil.copytree(written["stopped"], tmp_path / "whole")
+    shards = tmp_path / "shards"
+    for name in ("namesrv", "broker-0", "broker-2"):
+        shutil.copytree(written["stopped"], shards / name)
+    photos = tmp_path / "photos"
+    (photos / "2019").mkdir(parents=True)
+    (tmp_path / "file").write_text("x")
+    for data, count, text in (
+        (whole, "2", "holds the data of one broker: give --shards 1"),
+        (shards, "2", "holds 3 shards: give --shards 3"),
+        (shards, "1", "holds 3 shards: give --shards 3"),
+        (photos, "2", "is not a data directory (it holds '2019')"),
+        (tmp_path / "file", "2", "is not a directory"),
+    ):
+        before = contents(tmp_path)
+        refused(penstock(*options(data), "--shards", count), f"{data} {text}")
+        assert contents(tmp_path) == before
+
+
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_path_that_cannot_be_a_directory_is_named(
     tmp_path: Path, penstock: Callable[..., Any], place: str

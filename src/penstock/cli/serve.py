@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock import __version__
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.cli.data_directory import check_whole
+from penstock.errors import InvalidArgument
 from penstock.transport.loop import run
 
 if TYPE_CHECKING:
@@ -175,19 +176,24 @@ def run_serve(options: argparse.Namespace) -> int:
     if options.shards < 1:
         raise InvalidArgument(f"--shards {options.shards}: at least 1")
     _prepare(options)
-    return run(_serve(options) if options.shards == 1 else _serve_shards(options))
+    if options.shards == 1:
+        return run(_serve(options))
+    from penstock.cli.shards import serve_shards
+
+    return run(serve_shards(options))
 
 
 async def _serve(options: argparse.Namespace) -> int:
     from penstock.runtime.node import Node
 
     settings, tls = broker_settings(options)
-    stop = _stop_signal()
+    check_whole(options.data)
+    stop = stop_signal()
     node = Node(settings, options.data, host=options.host, namesrv_port=options.namesrv_port, tls=tls)
     await node.start()
     _tune_process()
     brokers = [{"name": settings.broker_name, "address": node.broker.address, "pid": os.getpid()}]
-    _announce(options, node.namesrv.address, brokers, DURABILITY[settings.flush_disk_type])
+    announce(options, node.namesrv.address, brokers, DURABILITY[settings.flush_disk_type])
     await stop.wait()
     await node.stop()
     return 0
@@ -202,12 +208,12 @@ async def _namesrv(options: argparse.Namespace) -> int:
     from penstock.namesrv import NamesrvSettings
     from penstock.runtime.namesrv import NamesrvRuntime
 
-    stop = _stop_signal()
+    stop = stop_signal()
     settings = NamesrvSettings(listen_port=options.namesrv_port)
     namesrv = NamesrvRuntime(settings, options.data, host=options.host)
     await namesrv.start()
     _tune_process()
-    _announce(options, namesrv.address, [], None)
+    announce(options, namesrv.address, [], None)
     await stop.wait()
     await namesrv.stop()
     return 0
@@ -225,7 +231,7 @@ async def _broker(options: argparse.Namespace) -> int:
 
     settings, tls = broker_settings(options)
     settings.namesrv_addr = options.name_server
-    stop = _stop_signal()
+    stop = stop_signal()
     if options.with_parent:
         _stop_with_parent(stop)
     addresses = [address.strip() for address in options.name_server.split(";") if address.strip()]
@@ -236,98 +242,10 @@ async def _broker(options: argparse.Namespace) -> int:
     await broker.start()
     _tune_process()
     brokers = [{"name": settings.broker_name, "address": broker.address, "pid": os.getpid()}]
-    _announce(options, options.name_server, brokers, DURABILITY[settings.flush_disk_type])
+    announce(options, options.name_server, brokers, DURABILITY[settings.flush_disk_type])
     await stop.wait()
     await broker.stop()
     return 0
-
-
-# ---- shards -------------------------------------------------------------------------------------
-
-
-async def _serve_shards(options: argparse.Namespace) -> int:
-    """The name server here, every broker in a process of its own; if one dies, all stop."""
-    from penstock.namesrv import NamesrvSettings
-    from penstock.runtime.namesrv import NamesrvRuntime
-
-    settings, tls = broker_settings(options)
-    stop = _stop_signal()
-    namesrv = NamesrvRuntime(
-        NamesrvSettings(listen_port=options.namesrv_port),
-        options.data / "namesrv",
-        host=options.host,
-        tls=tls,
-    )
-    await namesrv.start()
-    shards = [_Shard(options, namesrv.address, index) for index in range(options.shards)]
-    try:
-        for shard in shards:
-            await shard.start()
-        brokers = [await shard.ready() for shard in shards]
-        _announce(options, namesrv.address, brokers, DURABILITY[settings.flush_disk_type])
-        stopped = asyncio.create_task(stop.wait())
-        ended = [asyncio.create_task(shard.ended()) for shard in shards]
-        await asyncio.wait([stopped, *ended], return_when=asyncio.FIRST_COMPLETED)
-        died = [shard.name for shard, task in zip(shards, ended, strict=True) if task.done()]
-        for task in (stopped, *ended):
-            task.cancel()
-        if died:
-            raise PenstockError(f"{', '.join(died)} ended by itself; all shards are being stopped")
-    finally:
-        await asyncio.gather(*(shard.stop() for shard in shards))
-        await namesrv.stop()
-    return 0
-
-
-class _Shard:
-    """One broker process of `serve --shards`."""
-
-    def __init__(self, options: argparse.Namespace, name_server: str, index: int) -> None:
-        self.name = f"broker-{index}"
-        self._data = options.data / self.name
-        self._ready_file = self._data.with_suffix(".ready")
-        port = options.broker_port + 10 * index if options.broker_port else 0
-        self._command = [sys.executable, "-m", "penstock.cli", "broker", "--with-parent"]
-        self._command += ["--name-server", name_server]
-        self._command += ["--data", str(self._data), "--host", options.host, "--broker-port", str(port)]
-        self._command += ["--ready-file", str(self._ready_file), "--log-level", options.log_level]
-        if options.config:
-            self._command += ["--config", str(options.config)]
-        if options.flush:
-            self._command += ["--flush", options.flush]
-        for pair in (*options.set, f"brokerName={self.name}"):
-            self._command += ["--set", pair]
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        self._ready_file.unlink(missing_ok=True)
-        # in a session of its own: Ctrl-C goes to the parent alone, which stops the shards in order
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    async def ready(self) -> dict[str, Any]:
-        assert self._process is not None
-        while not self._ready_file.exists():
-            if self._process.returncode is not None:
-                raise PenstockError(f"{self.name} did not start")
-            await asyncio.sleep(0.01)
-        facts = msgspec.json.decode(self._ready_file.read_bytes())
-        self._ready_file.unlink()
-        broker: dict[str, Any] = facts["brokers"][0]
-        return broker
-
-    async def ended(self) -> None:
-        assert self._process is not None
-        await self._process.wait()
-
-    async def stop(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
-            await self._process.wait()
 
 
 # ---- what people and programs see ---------------------------------------------------------------
@@ -357,7 +275,7 @@ def _tune_process() -> None:
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
 
 
-def _stop_signal() -> asyncio.Event:
+def stop_signal() -> asyncio.Event:
     """Set by Ctrl-C and SIGTERM; a second one ends at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -381,7 +299,7 @@ def _stop_with_parent(stop: asyncio.Event) -> None:
     loop.add_reader(descriptor, parent_ended)
 
 
-def _announce(
+def announce(
     options: argparse.Namespace, name_server: str, brokers: list[dict[str, Any]], flush: str | None
 ) -> None:
     lines = [f"Penstock {__version__} is ready", f"  name server  {name_server}"]

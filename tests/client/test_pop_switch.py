@@ -198,6 +198,32 @@ async def test_leases_survive_a_restart_of_the_broker_and_acks_wait_for_it(
         assert set(got.values()) == {1}
 
 
+async def test_a_popping_consumer_gets_the_messages_of_all_brokers(
+    topic: str, group: str, quick: Timings, eventually: Any, start: Any
+) -> None:
+    running = start("serve", "--shards", "2")
+    async with AdminClient(running.name_server) as admin:
+        await admin.create_topic(topic, TopicSettings(read_queues=2, write_queues=2))
+        await set_consume_mode(admin, topic, group, "POP")
+    got: Counter[bytes] = Counter()
+    consumer = PushConsumer(running.name_server, group=group, consume_from=FIRST, timings=quick)
+
+    @consumer.on(topic)
+    def note(message: Any) -> None:
+        got[message.broker_name.encode() + b" " + message.body] += 1
+
+    async with consumer, Producer(running.name_server) as producer:
+        queues = await producer.queues(topic)
+        for number in range(3):  # across several rebalances, whichever broker is asked
+            for queue in queues:
+                await producer.send(Message(topic, b"%d-%d" % (number, queue.queue_id)), queue=queue)
+            await eventually(lambda number=number: len(got) == (number + 1) * len(queues))
+            await asyncio.sleep(1.1)
+        assert {queue.queue_id for queue in consumer.pop_service.queues} == {-1}
+        assert len(consumer.pop_service.queues) == 2
+    assert set(got.values()) == {1}
+
+
 @pytest.mark.behaviour("POP-14")
 async def test_consumers_that_come_and_go_cause_no_pause(
     server: RunningBroker, topic: str, group: str, set_mode: Any, quick: Timings, eventually: Any

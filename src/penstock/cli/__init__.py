@@ -16,6 +16,8 @@ HOMES: Final = {
     "namesrv": "serve",
     "broker": "serve",
     "topic": "topics",
+    "group": "groups",
+    "mqadmin": "mqadmin",
     "send": "messages",
     "tail": "messages",
 }
@@ -26,6 +28,8 @@ EXAMPLES = """examples:
   penstock topic create orders --queues 8
   penstock send orders '{"id": 17}' --tag paid --key 17
   penstock tail orders --from first
+  penstock group mode set billing orders POP
+  penstock group show billing
 
 The name server's address, where it is not given, is NAMESRV_ADDR or 127.0.0.1:9876.
 """

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.admin import AdminClient, TopicSettings
 from penstock.admin.topics import parse_perm, perm_text
-from penstock.cli.output import add_json, add_name_server, print_json, print_table
+from penstock.cli.output import print_json, print_table
+from penstock.cli.verbs import add_cluster, add_verb
 from penstock.errors import InvalidArgument
-from penstock.transport.loop import run
 from penstock.wire.bodies import TopicConfig
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    Subparsers = _SubParsersAction[argparse.ArgumentParser]
-
-Work = Callable[[AdminClient, argparse.Namespace], Coroutine[Any, Any, None]]
+    from penstock.cli.verbs import Subparsers
 
 
 def register(subparsers: Subparsers) -> None:
     topic = subparsers.add_parser("topic", help="create, list, show and delete topics")
     verbs = topic.add_subparsers(metavar="VERB", required=True)
 
-    create = _verb(verbs, "create", _create, "create a topic, or change what is given on an existing one")
+    create = add_verb(verbs, "create", _create, "create a topic, or change what is given on an existing one")
     create.add_argument("name")
     create.add_argument(
         "-q", "--queues", type=_count, help="read and write queues on each broker (default: 8)"
@@ -47,35 +42,17 @@ def register(subparsers: Subparsers) -> None:
         metavar="KEY=VALUE",
         help="set an attribute, for example message.type=FIFO; KEY= removes it",
     )
-    _add_cluster(create)
+    add_cluster(create)
 
-    lister = _verb(verbs, "list", _list, "list topics")
+    lister = add_verb(verbs, "list", _list, "list topics")
     lister.add_argument("--all", action="store_true", help="system, retry and dead-letter topics, too")
 
-    show = _verb(verbs, "show", _show, "show settings, queues and consumer groups of a topic")
+    show = add_verb(verbs, "show", _show, "show settings, queues and consumer groups of a topic")
     show.add_argument("name")
 
-    delete = _verb(verbs, "delete", _delete, "delete a topic on all its brokers and in the name servers")
+    delete = add_verb(verbs, "delete", _delete, "delete a topic on all its brokers and in the name servers")
     delete.add_argument("name")
-    _add_cluster(delete)
-
-
-def _verb(verbs: Subparsers, name: str, work: Work, text: str) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=text, description=text)
-    add_name_server(parser)
-    add_json(parser)
-    parser.set_defaults(run=lambda args: run(_with_client(work, args)))
-    return parser
-
-
-def _add_cluster(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-c", "--cluster", help="only on the brokers of this cluster (default: all)")
-
-
-async def _with_client(work: Work, args: argparse.Namespace) -> int:
-    async with AdminClient(args.name_server) as admin:
-        await work(admin, args)
-    return 0
+    add_cluster(delete)
 
 
 def _count(text: str) -> int:

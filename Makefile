@@ -33,10 +33,13 @@ behaviours: $(STAMP) ## docs/behaviours.md from the tests, fails for a row witho
 crash: $(STAMP) ## the long crash tests: kill -9 loops and fault-disk seeds
 	@$(BIN)/pytest -q tests/crash --crash-full
 
+sim: $(STAMP) ## POP in virtual time through crashes and resets: 5,000 seeds (SEED=n: only that one)
+	@$(BIN)/pytest -q tests/sim $(if $(SEED),--sim-seed $(SEED),--sim-full -n 2)
+
 interop: $(STAMP) ## against the real Apache RocketMQ (needs Java 17 and Maven)
 	@$(BIN)/pytest -q tests/interop -m interop --run-interop
 
 clean: ## remove the virtualenv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 
-.PHONY: help setup demo lint test behaviours crash interop clean
+.PHONY: help setup demo lint test behaviours crash sim interop clean

@@ -169,6 +169,10 @@ class Persistence:
 
     def tick(self, now_ms: int) -> None:
         if self._save is not None:
+            if not self._save.started:
+                if self._store.durable >= self._continued_at:
+                    self._start(self._save)
+                return
             if not self._save.finished:
                 return
             if self._save.error is not None:
@@ -193,7 +197,9 @@ class Persistence:
         ):
             self._last_save_ms = max(self._last_save_ms, now_ms)
             self._last_prompt_ms = now_ms
-            self._start(self._take(dirty))
+            # Its files go out when the journal has all that they tell: a crash between two of them must not
+            # leave one that is ahead of the others and of the journal.
+            self._save = self._take(dirty)
 
     def _catch_up(self, now_ms: int) -> None:
         """Saves at once: so no entry comes between the snapshot and the generation that continues it."""
@@ -233,8 +239,8 @@ class Persistence:
         self._continued_at = self._store.journal.append(Kind.SNAPSHOT, b"")
 
     def _start(self, save: _Save) -> None:
+        save.started = True
         save.finished = False
-        self._save = save
         self._run_job(save.run)
 
     def journal_lost(self) -> None:
@@ -262,6 +268,7 @@ class _Save:
 
     def __init__(self, files: list[_File]) -> None:
         self._files = files
+        self.started = False
         self.finished = False
         self.error: OSError | None = None
 

@@ -54,6 +54,13 @@ class OrderInfo(msgspec.Struct, rename={"pop_ms": "popTime"}):
         """Indexes of the messages that are not acked."""
         return [index for index in range(len(self.o)) if not self.cm >> index & 1]
 
+    def times_given(self) -> dict[int, int]:
+        """Offset → how often it was given out, this batch included."""
+        counts = dict(self.oc or {})
+        for offset in self.o:
+            counts[offset] = counts.get(offset, 0) + 1
+        return counts
+
     def next_offset(self) -> int:
         waiting = self.unacked()
         return self.o[waiting[0]] if waiting else self.o[-1] + 1
@@ -118,15 +125,13 @@ class OrderInfos:
         topic, _, queue_id = key
         before = self.table.get(key)
         info = OrderInfo(pop_ms, invisible_ms, offsets, l=pop_ms, a=attempt)
-        counts: dict[int, int] = {}
-        if before is not None:
-            known = before.oc or {}
-            if attempt is not None and attempt == before.a:
-                counts = known
-            else:
-                again = set(before.o)
-                counts = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in again}
-        info.oc = counts
+        times = before.times_given() if before is not None else {}
+        if before is not None and attempt is not None and attempt == before.a:
+            counts = {offset: n for offset, n in (before.oc or {}).items() if offset in offsets}
+        else:
+            counts = {offset: times[offset] for offset in offsets if offset in times}
+        # What a smaller batch leaves for the next one was given out before all the same.
+        info.oc = counts | {offset: n for offset, n in times.items() if offset > offsets[-1]}
         self._store(key, info, pop_ms)
         flag = retry_flag(topic)
         items = [f"{flag} qo{queue_id}%{offset} {times}" for offset, times in counts.items()]

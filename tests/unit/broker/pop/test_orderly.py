@@ -217,3 +217,13 @@ def test_what_somebody_holds_for_days_is_not_forgotten_after_one(pops: Any) -> N
     assert pops.offset() == 1
     pops.bench.wait(3 * 86_400_000, step_ms=3_600_000)
     assert not pops.bench.broker.pop.orders.table
+
+
+def test_a_smaller_batch_does_not_forget_the_attempts_of_the_rest(pops: Any) -> None:
+    pops.send(3)
+    for _ in range(2):
+        pops.pop(order=True, invisible_ms=1_000)
+        pops.bench.wait(1_000)
+    pops.ack_all(pops.pop(order=True, most=1))
+    answer = pops.pop(order=True)
+    assert (offsets(answer), times(answer)) == ([1, 2], [2, 2])

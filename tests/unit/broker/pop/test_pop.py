@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.unit.broker.pop.helpers import expire_half, item
 
 from penstock.message.record import split_records
 from penstock.wire.bodies import SubscriptionGroupConfig
@@ -225,18 +226,6 @@ def test_an_offset_before_the_beginning_is_corrected_and_handles_stay_good(
     assert pops.in_flight() == 1  # what was popped before its file went
 
 
-def expire_half(pops: Any) -> int:
-    """Old files go, as they do after their days; tells the first offset that is left."""
-    bench = pops.bench
-    bench.now_ms += 10_000 * 3_600_000  # files have their times from the real clock
-    assert bench.ask(329, {}).code == 0  # DELETE_EXPIRED_COMMITLOG
-    for _ in range(5):
-        bench.now_ms += 70_000
-        for job in bench.store.tick(bench.now_ms):
-            job()
-    return int(bench.store.min_offset("T", 0))
-
-
 # ---- filters, limits ----------------------------------------------------------------------------
 
 
@@ -255,14 +244,6 @@ def test_a_filter_passes_over_what_it_does_not_want_and_leases_none_of_it(pops: 
     assert (answer.code, answer.bodies) == (0, [b"m0"])
     assert pops.offset() == 5_001
     assert pops.in_flight() == 1
-
-
-def item(body: bytes, properties: str) -> bytes:
-    """One message of a batch body."""
-    text = properties.encode()
-    head = (0).to_bytes(4, "big") + (0).to_bytes(4, "big") + (0).to_bytes(4, "big")
-    rest = len(body).to_bytes(4, "big") + body + len(text).to_bytes(2, "big") + text
-    return (4 + len(head) + len(rest)).to_bytes(4, "big") + head + rest
 
 
 def test_a_filtered_batch_has_gaps_and_every_message_its_own_handle(pops: Any) -> None:

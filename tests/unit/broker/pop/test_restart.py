@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.broker.pop.test_pop import item
+from tests.unit.broker.pop.helpers import item
 
 
 def drain(pops: Any, **fields: Any) -> list[tuple[bytes, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.broker.pop.test_pop import expire_half, item
+from tests.unit.broker.pop.helpers import expire_half, item
 
 from penstock.message.properties import find_property
 from penstock.wire.bodies import SubscriptionGroupConfig

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+FOREVER = 1e9
 HERE = Path(__file__).resolve().parent
 _LENGTH = struct.Struct(">i")
 _SUCCESS = b'{"code":0,'

@@ -64,11 +64,13 @@ def run(
     *,
     in_flight: int,
     connections: int = 4,
-    seconds: float = 1e9,
+    seconds: float = 0,
     limit: int = 0,
     native: bool = True,
 ) -> Outcome:
-    """Send the frames in turn for so many seconds, or `limit` of them, and wait for every answer."""
+    """Send the frames in turn for so many seconds, or `limit` of them, or each once; wait for all answers."""
+    if not seconds:
+        seconds, limit = FOREVER, limit or len(frames)
     connections = min(connections, in_flight)
     if native and compiled() is not None:
         return _run_native(address, frames, in_flight, connections, seconds, limit)

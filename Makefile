@@ -39,7 +39,10 @@ sim: $(STAMP) ## POP in virtual time through crashes and resets: 5,000 seeds (SE
 interop: $(STAMP) ## against the real Apache RocketMQ (needs Java 17 and Maven)
 	@$(BIN)/pytest -q tests/interop -m interop --run-interop
 
+chaos: $(STAMP) ## the long Spark tests: 100 kills at random moments, memory under pressure, other versions
+	@$(BIN)/pytest -q -s tests/spark/test_chaos.py --spark-full
+
 clean: ## remove the virtualenv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 
-.PHONY: help setup demo lint test behaviours crash sim interop clean
+.PHONY: help setup demo lint test behaviours crash sim interop chaos clean

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,16 +15,35 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+sys.path.insert(0, str(Path(__file__).parent))  # for faults.py and the like, which the tests share
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--spark-full", action="store_true", help="also the long Spark tests: kill loop, pressure, versions"
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "scenario(*numbers): numbered scenarios of the Spark integration")
+    config.addinivalue_line("markers", "chaos: kills processes of Spark")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test with a session also waits for the JVM, on a busy machine for a minute."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long tests only when asked for. The first test with a session also waits for the JVM, on a busy
+    machine for a minute."""
+    if not config.getoption("--spark-full", default=False):
+        long = [item for item in items if "spark_full" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     for item in items:
         if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture
+def spark_full() -> None:
+    """Marks a test that runs only when asked for."""
 
 
 class Topics:
@@ -68,12 +89,20 @@ class Topics:
         deadline = time.monotonic() + 10
         while True:
             route = self.brokers.run(self.brokers.api.topic_route(topic))
-            if route is not None and route.queue_datas[0].read_queue_nums == queues:
+            counts = [data.read_queue_nums for data in route.queue_datas] if route is not None else []
+            if counts == [queues] * len(self.addresses()):
                 return
             assert time.monotonic() < deadline, "the name server does not know the topic"
             time.sleep(0.05)
 
-    def send(self, topic: str, queue_id: int, bodies: Sequence[bytes], properties: bytes = b"") -> None:
+    def send(
+        self,
+        topic: str,
+        queue_id: int,
+        bodies: Sequence[bytes],
+        properties: bytes = b"",
+        broker_name: str | None = None,
+    ) -> None:
         """Messages in this order, at the end of this queue; returns when they can be read."""
         from penstock.message.batch import encode_batch
         from penstock.message.queue import MessageQueue
@@ -92,7 +121,9 @@ class Topics:
             properties="WAIT\x01true\x02",
             batch=True,
         )
-        name, address = next(iter(self.addresses().items()))
+        addresses = self.addresses()
+        name = broker_name or next(iter(addresses))
+        address = addresses[name]
         queue = MessageQueue(topic, name, queue_id)
         end = self.brokers.run(self.brokers.api.max_offset(address, queue)) + len(bodies)
         for start in range(0, len(bodies), 1000):

@@ -25,8 +25,10 @@ from penstock.wire.bodies import (
     LockBatchRequestBody,
     LockBatchResponseBody,
     SubscriptionData,
+    TopicOffset,
     TopicRouteData,
     UnlockBatchRequestBody,
+    topic_offsets,
 )
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.command import Command
@@ -270,6 +272,12 @@ class BrokerApi:
         )
         response = await self._queue_call(address, RequestCode.GET_MIN_OFFSET, header)
         return response.header(headers.GetMinOffsetResponseHeader).offset
+
+    async def topic_offsets(self, address: str, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """Bounds of all queues that a broker has of a topic, in one answer."""
+        header = headers.GetTopicStatsInfoHeader(topic=topic)
+        response = await self._queue_call(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+        return topic_offsets(response.body or b"{}")
 
     async def search_offset(
         self, address: str, queue: MessageQueue, timestamp_ms: int, *, upper: bool = False

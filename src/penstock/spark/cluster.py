@@ -7,12 +7,12 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from penstock.client.api import PullFlag
 from penstock.client.routes import broker_address, subscribe_queues
-from penstock.errors import InvalidArgument, PenstockError, TopicNotFound
+from penstock.errors import InvalidArgument, PenstockError, ServerError, TopicNotFound
 from penstock.message.names import DLQ_PREFIX, RETRY_PREFIX, is_system_topic, retry_topic
 from penstock.message.queue import MessageQueue
 from penstock.spark.brokers import Brokers, brokers
@@ -28,6 +28,8 @@ log = logging.getLogger("penstock.spark")
 REQUESTS_AT_ONCE: Final = 256
 """Enough to keep brokers busy; thousands of queues must not mean thousands of waiting requests."""
 
+MANY_QUEUES: Final = 4
+"""From here on one request for all queues of a topic on a broker is cheaper than two for each."""
 
 SAMPLED_MESSAGES: Final = 32
 SAMPLE_TIMEOUT_MS: Final = 3_000
@@ -48,6 +50,11 @@ class Bounds(NamedTuple):
 def place(queue: MessageQueue) -> str:
     """A queue in words."""
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+
+
+def served(queues: Iterable[MessageQueue]) -> set[tuple[str, str]]:
+    """Which brokers serve which topics at all, as (topic, broker name)."""
+    return {(queue.topic, queue.broker_name) for queue in queues}
 
 
 def pull_header(options: PullOptions, queue: MessageQueue, offset: int, max_messages: int) -> PullHeader:
@@ -89,6 +96,23 @@ class Cluster:
             self._queues = self._retried(self._find_queues)
             self._queues_until = time.monotonic() + self._options.route_cache_ttl_ms / 1000
         return self._queues
+
+    def serving(self, needed: Iterable[MessageQueue]) -> dict[MessageQueue, str]:
+        """As `queues`, after waiting a while for those brokers of the needed queues that are not there."""
+        brokers_needed = served(needed)
+        found: dict[MessageQueue, str] = {}
+        for left in range(self._options.fetch_retries, -1, -1):
+            try:
+                found = self.queues()
+            except TopicNotFound as error:
+                if not left:
+                    raise
+                log.warning("%s, or no broker that has it is up; %d more attempts", error, left)
+            if brokers_needed <= served(found) or not left:
+                break
+            self._queues_until = 0.0
+            time.sleep(self._options.fetch_retry_interval_ms / 1000)
+        return found
 
     async def _find_queues(self) -> dict[MessageQueue, str]:
         api = self._brokers.api
@@ -133,25 +157,49 @@ class Cluster:
     ) -> dict[MessageQueue, Bounds]:
         """First and last offsets; with `skip_unreachable` only of the queues whose brokers answer."""
 
+        parts: dict[tuple[str, str], list[MessageQueue]] = {}
+        for queue, address in queues.items():
+            parts.setdefault((address, queue.topic), []).append(queue)
+
+        async def ask_all() -> dict[MessageQueue, Bounds]:
+            answers = await asyncio.gather(
+                *(self._bounds_of(address, topic, part) for (address, topic), part in parts.items()),
+                return_exceptions=skip_unreachable,
+            )
+            found: dict[MessageQueue, Bounds] = {}
+            for answer in answers:
+                if isinstance(answer, dict):
+                    found |= answer
+                elif isinstance(answer, PenstockError) and answer.retriable:
+                    log.warning("its queues wait: %s", answer)
+                else:
+                    raise answer
+            return found
+
+        return self._brokers.run(ask_all()) if skip_unreachable else self._retried(ask_all)
+
+    async def _bounds_of(
+        self, address: str, topic: str, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, Bounds]:
+        """Of some queues of one broker; thousands of queues must not cost thousands of requests."""
+        api = self._brokers.api
+        found: dict[MessageQueue, Bounds] = {}
+        if len(queues) >= MANY_QUEUES:
+            try:
+                table = await api.topic_offsets(address, topic)
+            except ServerError as error:
+                # Some clusters keep this request for administrators; the others are open to every reader.
+                log.debug("bounds of %s one by one: %s", topic, error)
+            else:
+                for queue in queues:
+                    if (bounds := table.get(queue)) is not None:
+                        found[queue] = Bounds(bounds.min_offset, bounds.max_offset)
+
         async def ask(queue: MessageQueue, address: str) -> Bounds:
-            api = self._brokers.api
             return Bounds(await api.min_offset(address, queue), await api.max_offset(address, queue))
 
-        async def ask_once(queue: MessageQueue, address: str) -> Bounds | PenstockError:
-            try:
-                return await ask(queue, address)
-            except PenstockError as error:
-                if not error.retriable:
-                    raise
-                return error
-
-        if not skip_unreachable:
-            return self._retried(lambda: _for_each(queues, ask))
-        answers = self._brokers.run(_for_each(queues, ask_once))
-        errors = {str(answer) for answer in answers.values() if isinstance(answer, PenstockError)}
-        for error in sorted(errors):
-            log.warning("its queues wait: %s", error)
-        return {queue: answer for queue, answer in answers.items() if isinstance(answer, Bounds)}
+        rest = {queue: address for queue in queues if queue not in found}
+        return found | await _for_each(rest, ask)
 
     def resolve(
         self, position: Position, queues: Mapping[MessageQueue, str], bounds: Mapping[MessageQueue, Bounds]

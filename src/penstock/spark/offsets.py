@@ -49,9 +49,12 @@ def parse_offset(document: Mapping[str, Any]) -> StreamOffset:
 
 
 def batch_start(start: Mapping[str, Any], end: StreamOffset) -> QueueOffsets:
-    """Where a batch starts in each queue of its end; what the end itself says about that comes first."""
+    """Where a batch starts in each queue of its end: where the end says, but not before the start."""
     known = {} if is_initial(start) else parse_offset(start).queues
-    return {queue: end.first[queue] if queue in end.first else known[queue] for queue in end.queues}
+    lost = [queue for queue in end.queues if queue not in known and queue not in end.first]
+    if lost:
+        raise InvalidArgument(f"the checkpoint holds an end but no start for {lost[0]}")
+    return {queue: max(end.first.get(queue, 0), known.get(queue, 0)) for queue in end.queues}
 
 
 def _texts(offsets: QueueOffsets) -> dict[str, int]:

@@ -21,6 +21,9 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 """Stand-ins for an offset in the JSON of startingOffsets and endingOffsets."""
 
+LARGEST_BATCH: Final = 256 << 20
+"""Arrow counts the bytes of a column in 31 bits, and compressed bodies grow."""
+
 ALIASES: Final = {
     "rocketmq.namesrv": "nameServer",
     "topic": "subscribe",
@@ -36,7 +39,7 @@ READ_OPTIONS: Final = (
     *("groupIdPrefix", "commitOffsetsToBroker", "includeProperties", "columns", "pullBatchSize"),
     *("pullBatchBytes", "pullInflight", "pullTimeoutMs", "fetchOffset.numRetries"),
     *("fetchOffset.retryIntervalMs", "routeCacheTtlMs", "brokerUnavailable", "onCorrupt", "verifyCrc"),
-    *("decompress", "arrowBatchBytes"),
+    *("decompress", "arrowBatchBytes", "mode"),
 )
 _ENDING: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_ONLY: Final = (
@@ -144,6 +147,7 @@ def read_options(given: Mapping[str, str], *, warn: bool = False) -> ReadOptions
     if warn:
         options.warn_unknown((*READ_OPTIONS, *ALIASES), IGNORED_PREFIXES)
     topics, pattern, assigned = _subscription(options)
+    options.get("mode", parsing.one_of("pull"), "pull")
     min_partitions = options.get("minPartitions", parsing.positive, None)
     max_partitions = options.get("maxPartitions", parsing.positive, None)
     if min_partitions and max_partitions and min_partitions > max_partitions:
@@ -241,7 +245,7 @@ def _pull_options(options: Options, topics: tuple[str, ...], pattern: str | None
         on_corrupt=on_corrupt,
         verify_crc=options.get("verifyCrc", parsing.flag, False),
         decompress=options.get("decompress", parsing.flag, True),
-        arrow_batch_bytes=options.get("arrowBatchBytes", parsing.size_bytes, 4 << 20),
+        arrow_batch_bytes=min(options.get("arrowBatchBytes", parsing.size_bytes, 4 << 20), LARGEST_BATCH),
     )
 
 

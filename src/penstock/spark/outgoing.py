@@ -129,10 +129,8 @@ def check_bodies(bodies: pa.Array, first_row: int) -> None:
     if bodies.null_count:
         row = bodies.is_null().index(True).as_py()
         raise InvalidArgument(f"row {first_row + row} of this partition has no body")
-    sizes = pc.binary_length(bodies).to_numpy()
-    if len(sizes) and sizes.max() > MAX_BODY_BYTES:
-        row = int(sizes.argmax())
-        raise MessageTooLarge(
-            f"row {first_row + row} of this partition has a body of {sizes[row]} bytes: "
-            f"at most {MAX_BODY_BYTES} are allowed"
-        )
+
+
+def too_large(bodies: pa.Array) -> npt.NDArray[np.int64]:
+    """Rows that no broker would take."""
+    return np.flatnonzero(pc.binary_length(bodies).to_numpy() > MAX_BODY_BYTES)

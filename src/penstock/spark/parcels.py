@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no type information
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # as above
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, MessageTooLarge
+from penstock.limits import MAX_BODY_BYTES
 from penstock.message.hashing import java_hash
+from penstock.message.names import dlq_topic
 from penstock.message.properties import Key
 from penstock.message.queue import MessageQueue
 from penstock.spark.outgoing import (
@@ -20,13 +22,18 @@ from penstock.spark.outgoing import (
     check_bodies,
     is_delayed,
     property_texts,
+    too_large,
     unique_keys,
 )
 from penstock.spark.property_columns import binary_parts
 from penstock.spark.write_options import WriteOptions
 
 Ints = npt.NDArray[np.int64]
-ANY_QUEUE = -1
+ANY_QUEUE: Final = -1
+KEPT_BODY_BYTES: Final = 1 << 20
+"""Of a row that is too large: enough to see what it is."""
+ORIGIN_BODY_BYTES: Final = "originBodyBytes"
+"""Property of a dead letter: how many bytes the row had."""
 
 
 class Parcel(NamedTuple):
@@ -61,7 +68,12 @@ class Packer:
         check_bodies(columns["body"], self.rows)
         columns["uniqueKey"] = unique_keys(self._key_prefix, self.rows, batch.num_rows)
         lanes: list[list[Parcel]] = []
-        for topic, rows in self._by_topic(columns, batch.num_rows):
+        large = too_large(columns["body"])
+        if len(large):
+            lanes = [[self._dead_letter(columns, row)] for row in large.tolist()]
+            rest = pa.array(np.delete(np.arange(batch.num_rows), large))
+            columns = {name: column.take(rest) for name, column in columns.items()}
+        for topic, rows in self._by_topic(columns, len(columns["body"])):
             queues = self._queues_of(topic)
             part = columns if rows is None else {name: column.take(rows) for name, column in columns.items()}
             choice = self._choose(part, queues)
@@ -74,6 +86,30 @@ class Packer:
                 lanes += [[parcel] for parcel in parcels] if queue is None else [parcels]
         self.rows += batch.num_rows
         return lanes
+
+    def _dead_letter(self, columns: Columns, row: int) -> Parcel:
+        """What fits of a row that is too large, and what it was; or an error, as the option says."""
+        body = columns["body"][row].as_py()
+        if self._options.on_oversize == "fail":
+            raise MessageTooLarge(
+                f"row {self.rows + row} of this partition has a body of {len(body)} bytes: at most "
+                f"{MAX_BODY_BYTES} are allowed; set onOversize=dlq to send such rows to the dead letters"
+            )
+        topic = self._options.topic or columns["topic"][row].as_py()
+        key = columns["uniqueKey"][row].as_py().decode()
+        properties = {
+            Key.UNIQ_KEY: key,
+            Key.WAIT: "true",
+            Key.DLQ_ORIGIN_TOPIC: topic,
+            Key.DLQ_ORIGIN_MESSAGE_ID: key,
+            ORIGIN_BODY_BYTES: str(len(body)),
+        }
+        text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+        # The broker makes the topic when it gets its first message, so it need not be in any route yet.
+        queue = MessageQueue(
+            dlq_topic(self._options.producer_group), self._queues_of(topic)[0].broker_name, 0
+        )
+        return Parcel(queue.topic, queue, False, 0, text, body[:KEPT_BODY_BYTES], 1)
 
     def _by_topic(self, columns: Columns, count: int) -> Iterator[tuple[str, pa.Array | None]]:
         if self._options.topic is not None:

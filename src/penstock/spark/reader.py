@@ -54,6 +54,10 @@ def read_ranges(ranges: Sequence[OffsetRange], options: PullOptions) -> Iterator
         log.warning("%d damaged records were skipped", decoder.skipped_corrupt)
 
 
+class PullFailed(PenstockError):
+    """A broker refuses to answer a pull, and would again; the text names the queue and the offset."""
+
+
 class _Slot:
     """Some offsets of one range, being filled."""
 
@@ -184,7 +188,7 @@ class Fetcher:
             answer = await self._ask(slot, offset)
         except PenstockError as error:
             if not error.retriable:
-                raise
+                raise PullFailed(f"{place(queue)} at offset {offset}: {error}") from error
             await self._look_up_address(slot)
             return offset, str(error)
         if answer.status is PullStatus.FOUND:

@@ -25,10 +25,11 @@ from pyspark.sql.datasource import (
 
 from penstock.client.api import BrokerApi, server_error
 from penstock.client.routes import MASTER_ID, publish_queues
-from penstock.errors import PenstockError, SendError, TopicNotFound
+from penstock.errors import BrokerNotFound, PenstockError, SendError, TopicNotFound
 from penstock.message.names import AUTO_CREATE_TOPIC
 from penstock.message.queue import MessageQueue
 from penstock.spark.brokers import brokers, settle_worker
+from penstock.spark.cluster import place
 from penstock.spark.parcels import Packer, Parcel
 from penstock.spark.write_options import WriteOptions
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -167,7 +168,7 @@ class Sender:
                 return
             except PenstockError as error:
                 if not error.retriable:
-                    raise
+                    raise SendError(f"{parcel.messages} messages for {place(queue)}: {error}") from error
                 problem = error
             try:
                 await self._find_route(parcel.topic)
@@ -184,7 +185,9 @@ class Sender:
         return queues[self._turn % len(queues)]
 
     async def _attempt(self, parcel: Parcel, queue: MessageQueue) -> None:
-        address = self._addresses[queue.broker_name]
+        address = self._addresses.get(queue.broker_name)
+        if address is None:
+            raise BrokerNotFound(f"broker {queue.broker_name} has no master")
         header = SendHeaderV2(
             producer_group=self._options.producer_group,
             topic=parcel.topic,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -15,6 +16,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.errors import MissingExtra
 from penstock.message.queue import MessageQueue
 from penstock.spark.cluster import Bounds, Cluster, DataLossError, place
 from penstock.spark.option_parsing import OptionError
@@ -28,6 +30,14 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch  # type: ignore[import-untyped]  # pyarrow ships no type information
 
 
+OLDEST_FOR_STREAMS: Final = (4, 2)
+"""The first with limits for each batch and with AvailableNow for Python sources."""
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+
+
 class RocketMQSource(DataSource):
     """Spark calls these methods in several processes, so nothing here holds a connection."""
 
@@ -38,8 +48,7 @@ class RocketMQSource(DataSource):
     def schema(self) -> str:
         """Called when a read is defined: everything that can be checked is checked here."""
         options = read_options(self.options, warn=True)
-        if options.topic_pattern is None:
-            Cluster(options).queues()
+        Cluster(options).queues()
         return spark_ddl(options.pull.columns, options.pull.properties)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -48,6 +57,12 @@ class RocketMQSource(DataSource):
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        if _version() < OLDEST_FOR_STREAMS:
+            needed = ".".join(map(str, OLDEST_FOR_STREAMS))
+            raise MissingExtra(
+                f"streams need PySpark {needed} or newer, this is {pyspark.__version__}: "
+                "pip install --upgrade 'penstock[spark]'"
+            )
         from penstock.spark.stream import StreamReader
 
         options = read_options(self.options)

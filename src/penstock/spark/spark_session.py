@@ -52,17 +52,21 @@ def session(
     `config` is applied last and wins.
     """
     try:
+        import pyspark
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise MissingExtra("Spark is not installed: pip install 'penstock[spark]'") from error
     # Plain local[n] gives a task no second attempt.
     master = master or os.environ.get("SPARK_MASTER") or "local[*,4]"
-    local = master.startswith("local[") or master == "local"
+    local = master == "local" or master.startswith(("local[", "local-cluster["))
     find_java()
     _use_this_interpreter(local)
     if local:
         # Every port of the driver then listens on loopback only.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if master.startswith("local-cluster["):
+        # Its executors are started by Spark's own scripts, which PySpark brings along.
+        os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     builder = SparkSession.builder.appName(app).master(master)
     for name, value in (default_config(memory=memory, ui=ui) | dict(config or {})).items():
         builder = builder.config(name, value)

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import InvalidArgument, TopicNotFound
 from penstock.message.queue import MessageQueue
-from penstock.spark.cluster import Bounds, Cluster, DataLossError, place
+from penstock.spark.cluster import Bounds, Cluster, DataLossError, place, served
 from penstock.spark.offsets import (
     QueueOffsets,
     StreamOffset,
@@ -74,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        # Every broker must answer here: a run that silently leaves one out would look complete.
+        # Every broker of the route must answer here: a run that leaves one out would look complete.
         queues = self._cluster.queues(refresh=True)
         self._target = {queue: bounds.max_offset for queue, bounds in self._cluster.bounds(queues).items()}
 
@@ -90,10 +90,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = parse_offset(start).queues
         self._refuse_other_topics(known)
         self._see_bounds(known)
-        first = self._new_queues(known) | self._passed_by_retention(known)
+        passed = self._passed_by_retention(known)
+        first = self._new_queues(known) | passed
         positions = {**known, **first}
         waiting = sum(self._backlog(positions).values())
-        idle = waiting == 0 or not self._enough(waiting, limit)
+        # Positions that moved are written down also when nothing waits: a loss is reported once.
+        idle = not passed and (waiting == 0 or not self._enough(waiting, limit))
         self._mirror(known, at_once=idle)
         return start if idle else self._end(positions, first, limit)
 
@@ -106,15 +108,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         last = parse_offset(end)
-        queues = self._cluster.queues()
+        starts = batch_start(start, last)
+        needed = [queue for queue, offset in starts.items() if offset < last.queues[queue]]
+        queues = self._cluster.serving(needed)
         ranges = []
-        for queue, offset in batch_start(start, last).items():
-            if offset >= last.queues[queue]:
-                continue
-            if queue not in queues:
-                self._report_loss(f"{place(queue)} is gone, with offsets {offset} to {last.queues[queue]}")
-                continue
-            ranges.append(OffsetRange(queue, offset, last.queues[queue], queues[queue]))
+        for queue in needed:
+            if queue in queues:
+                ranges.append(OffsetRange(queue, starts[queue], last.queues[queue], queues[queue]))
+            else:
+                self._report_loss(
+                    f"{place(queue)} is gone, with offsets {starts[queue]} to {last.queues[queue]}"
+                )
         return plan_partitions(ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
@@ -159,13 +163,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _limited(
         self, backlog: dict[MessageQueue, int], positions: QueueOffsets, limit: ReadLimit
     ) -> dict[MessageQueue, int]:
-        if isinstance(limit, ReadMaxRows):
-            return share_out(backlog, limit.max_rows)
-        if isinstance(limit, ReadMaxBytes):
+        """Spark has one limit at a time, so that of the other option is added here."""
+        if isinstance(limit, ReadAllAvailable):
+            return backlog
+        max_rows, max_bytes = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
+        if max_rows is not None:
+            backlog = share_out(backlog, max_rows)
+        if max_bytes is not None:
             sizes = self._cluster.mean_bytes({q: positions[q] for q, count in backlog.items() if count})
             waiting = {queue: backlog[queue] * size for queue, size in sizes.items()}
-            shares = share_out(waiting, limit.max_bytes)
-            return {queue: max(1, share // sizes[queue]) for queue, share in shares.items()}
+            shares = share_out(waiting, max_bytes)
+            backlog = {queue: max(1, share // sizes[queue]) for queue, share in shares.items()}
         return backlog
 
     # ---- queues that come and go --------------------------------------------------------------------
@@ -183,12 +191,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         fresh = self._cluster.bounds(queues, skip_unreachable=wait)
         self._reachable = set(fresh)
-        serving = {(queue.topic, queue.broker_name) for queue in queues}
+        serving = served(queues)
         for queue, offset in known.items():
             if queue in fresh:
                 self._check_end(queue, offset, fresh[queue])
-            elif queue not in queues and (queue.topic, queue.broker_name) in serving:
-                # A whole broker may be down for a while, but one that is there will not bring back a queue.
+            elif (queue.topic, queue.broker_name) not in serving:
+                # A broker may be down for a while. But a run to the end must not leave its queues out.
+                if self._target is not None:
+                    self._report_loss(f"{place(queue)}: no broker serves it, offset {offset} is next")
+            elif queue not in queues:
+                # A broker that is there will not bring back a queue.
                 last_seen = self._bounds.pop(queue, None)
                 if last_seen is not None and last_seen.max_offset > offset:
                     unread = f"offsets {offset} to {last_seen.max_offset} unread"
@@ -257,5 +269,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         now = time.monotonic()
         if at_once or now - self._mirrored_at >= MIRROR_INTERVAL_S:
-            self._cluster.mirror(offsets)
+            self._cluster.mirror(
+                {q: offset for q, offset in offsets.items() if offset != self._mirrored.get(q)}
+            )
             self._mirrored, self._mirrored_at = offsets, now

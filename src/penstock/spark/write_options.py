@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WRITE_OPTIONS: Final = (
     *("nameServer", "topic", "producerGroup", "batchBytes", "batchMessages", "queueSelector"),
-    *("deliveryGuarantee", "sinkId", "sendTimeoutMs", "retries"),
+    *("deliveryGuarantee", "sinkId", "sendTimeoutMs", "retries", "onOversize"),
 )
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "path")
 _ALIASES: Final = {"rocketmq.namesrv": "nameServer"}
@@ -41,6 +41,7 @@ COLUMN_TYPES: Final[dict[str, tuple[str, ...]]] = {
 COLUMN_ALIASES: Final = {"value": "body", "key": "keys"}
 """Kafka's names."""
 
+OnOversize = Literal["fail", "dlq"]
 Selector = Literal["hash", "roundrobin", "column"]
 
 
@@ -56,6 +57,7 @@ class WriteOptions:
     sink_id: str | None
     send_timeout_ms: int
     retries: int
+    on_oversize: OnOversize
     columns: tuple[str, ...]
     """What each column of the input is to the sink, in order; empty for one that is not used."""
 
@@ -91,6 +93,7 @@ def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bo
         sink_id=options.get("sinkId", parsing.text, None),
         send_timeout_ms=options.get("sendTimeoutMs", parsing.positive, 3_000),
         retries=options.get("retries", parsing.not_negative, 5),
+        on_oversize=cast(OnOversize, options.get("onOversize", parsing.one_of("fail", "dlq"), "fail")),
         columns=columns,
     )
 

@@ -100,6 +100,7 @@ from penstock.wire.bodies.stats import (
     TimingCount,
     TopicOffset,
     TopicStatsTable,
+    topic_offsets,
 )
 
 __all__ = [
@@ -190,4 +191,5 @@ __all__ = [
     "TopicStatsTable",
     "UnlockBatchRequestBody",
     "UserInfo",
+    "topic_offsets",
 ]

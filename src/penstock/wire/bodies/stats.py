@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+import msgspec
 from msgspec import field
 
 from penstock.message.queue import MessageQueue
@@ -19,6 +23,31 @@ class TopicOffset(Part):
 class TopicStatsTable(Body):
     offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
     topic_put_tps: float = 0.0
+
+
+class _QueueKey(Part):
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+_PAIR: Final = re.compile(rb"(\{[^{}]*\}):(\{[^{}]*\})")
+"""A queue as a key, and its value: neither has an object inside."""
+_QUEUE_KEYS: Final = msgspec.json.Decoder(list[_QueueKey])
+_TOPIC_OFFSETS: Final = msgspec.json.Decoder(list[TopicOffset])
+
+
+def topic_offsets(body: bytes) -> dict[MessageQueue, TopicOffset]:
+    """The offset table of a TopicStatsTable, ten times as fast: topics have thousands of queues, and
+    some readers ask every moment."""
+    pairs = _PAIR.findall(body)
+    try:
+        queues = _QUEUE_KEYS.decode(b"[" + b",".join([key for key, _ in pairs]) + b"]")
+        offsets = _TOPIC_OFFSETS.decode(b"[" + b",".join([value for _, value in pairs]) + b"]")
+    except (msgspec.MsgspecError, UnicodeError):
+        return TopicStatsTable.decode(body).offset_table
+    keys = [MessageQueue(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
+    return dict(zip(keys, offsets, strict=True))
 
 
 class OffsetWrapper(Part):

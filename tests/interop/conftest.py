@@ -144,11 +144,13 @@ class PythonSubscriber:
         tags: str = "*",
         failures: int = 0,
         delay_level: int = 0,
+        hang_ms: int = 0,
         orderly: bool = False,
         **options: Any,
     ) -> None:
         self.topic, self.seen = topic, list[ReceivedMessage]()
         self._failures, self._delay_level, self._attempts = failures, delay_level, collections.Counter[str]()
+        self._hang_s = hang_ms / 1000
         self._lock = threading.Lock()
         self._core = PushConsumer(
             server.name_server,
@@ -170,7 +172,9 @@ class PythonSubscriber:
         with self._lock:
             self.seen += messages
             self._attempts.update(message.message_id for message in messages)
-            return all(self._attempts[message.message_id] > self._failures for message in messages)
+            accepted = all(self._attempts[message.message_id] > self._failures for message in messages)
+        time.sleep(self._hang_s)
+        return accepted
 
     def _concurrent(self, messages: Sequence[ReceivedMessage], context: ConsumeContext) -> ConsumeStatus:
         if self._accept(messages):
@@ -189,6 +193,11 @@ class PythonSubscriber:
         """Ids of the topic's queues that this consumer holds now."""
         held = list(self._core.rebalancer.queues)
         return sorted(queue.queue_id for queue in held if queue.topic == self.topic)
+
+    def popping(self) -> list[int]:
+        """Ids of the topic's queues that this consumer pops now."""
+        popped = list(self._core.pop_service.queues)
+        return sorted(queue.queue_id for queue in popped if queue.topic == self.topic)
 
     def received(self, count: int, timeout_s: float = 30.0) -> list[ReceivedMessage]:
         """What the listener saw, once it saw at least `count` messages."""
@@ -259,6 +268,11 @@ class JavaSubscriber:
         """Ids of the topic's queues that this consumer holds now."""
         held: list[int] = self._java.call("assigned", id=self._name, topic=self.topic)
         return held
+
+    def popping(self) -> list[int]:
+        """Ids of the topic's queues that this consumer pops now."""
+        popped: list[int] = self._java.call("popping", id=self._name, topic=self.topic)
+        return popped
 
     def received(self, count: int, timeout_s: float = 30.0) -> list[dict[str, Any]]:
         return self._java.received(self._name, count, timeout_s)

@@ -80,6 +80,7 @@ public class Driver {
             case "sendAsync": return sendAsync(r);
             case "subscribe": return subscribe(r);
             case "received": return SUBSCRIBERS.get(r.getString("id")).received();
+            case "popping": return SUBSCRIBERS.get(r.getString("id")).popping(r.getString("topic"));
             case "assigned": return SUBSCRIBERS.get(r.getString("id")).assigned(r.getString("topic"));
             case "unsubscribe": return unsubscribe(r);
             case "pullStart": return pullStart(r);
@@ -224,10 +225,12 @@ public class Driver {
         final Map<String, AtomicInteger> attempts = new ConcurrentHashMap<>();
         final int failures;
         final int delayLevel;
+        final long hangMs;
 
         Subscriber(JSONObject r) throws Exception {
             failures = r.getIntValue("failures");
             delayLevel = r.getIntValue("delayLevel");
+            hangMs = r.getLongValue("hangMs");
             consumer = new DefaultMQPushConsumer(r.getString("group"));
             consumer.setNamesrvAddr(r.getString("nameServer"));
             if (r.containsKey("instance")) {
@@ -238,6 +241,12 @@ public class Driver {
             }
             if (r.containsKey("clientRebalance")) {
                 consumer.setClientRebalance(r.getBooleanValue("clientRebalance"));
+            }
+            if (r.containsKey("popInvisibleTime")) {
+                consumer.setPopInvisibleTime(r.getLongValue("popInvisibleTime"));
+            }
+            if (r.containsKey("popThresholdForQueue")) {
+                consumer.setPopThresholdForQueue(r.getIntValue("popThresholdForQueue"));
             }
             if (r.containsKey("strategy")) {
                 consumer.setAllocateMessageQueueStrategy(strategy(r.getString("strategy")));
@@ -282,7 +291,16 @@ public class Driver {
                 map.put("ok", attempt > failures);
                 seen.add(map);
             }
+            hang();
             return ok;
+        }
+
+        private void hang() {
+            try {
+                Thread.sleep(hangMs);
+            } catch (InterruptedException error) {
+                Thread.currentThread().interrupt(); // the consumer is shut down
+            }
         }
 
         List<Map<String, Object>> received() {
@@ -293,9 +311,18 @@ public class Driver {
 
         /** Ids of the topic's queues that this consumer holds now. */
         List<Integer> assigned(String topic) {
+            return ids(topic, consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().keySet());
+        }
+
+        /** Ids of the topic's queues that this consumer pops now. */
+        List<Integer> popping(String topic) {
+            return ids(topic,
+                consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getPopProcessQueueTable().keySet());
+        }
+
+        private List<Integer> ids(String topic, Collection<MessageQueue> queues) {
             List<Integer> ids = new ArrayList<>();
-            for (MessageQueue queue : consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl()
-                    .getProcessQueueTable().keySet()) {
+            for (MessageQueue queue : queues) {
                 if (queue.getTopic().equals(topic)) {
                     ids.add(queue.getQueueId());
                 }

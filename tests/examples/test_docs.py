@@ -59,7 +59,7 @@ def runs_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("runs_that_end")
-@pytest.mark.parametrize("page", ["README.md", "docs/client.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/client.md", "docs/pop.md"])
 def test_the_python_blocks_of_a_page_run(page, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("HOME", str(tmp_path))
     blocks = blocks_of(ROOT / page)
@@ -105,6 +105,9 @@ def test_the_clients_settings_have_the_defaults_in_the_table():
         "pull_interval_ms",
     ):
         assert shown[name] == str(getattr(settings, name))
+    popping = {name: text for name, text in settings_in_tables("docs/pop.md").items() if "pop_" in name}
+    assert len(popping) > 5
+    assert popping == {name: str(getattr(settings, name)) for name in popping}
 
 
 def test_links_between_pages_lead_somewhere():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -45,10 +46,11 @@ def jars() -> Path:
 
 
 def driver_classes() -> Path:
-    """Our own Java driver, compiled when its source is newer than the classes."""
-    source, classes = HERE / "java" / "Driver.java", CACHE / "classes"
+    """Our own Java driver, compiled once for each version of its source."""
+    source = HERE / "java" / "Driver.java"
+    classes = CACHE / "classes" / hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     marker = classes / "Driver.class"
-    if not marker.exists() or marker.stat().st_mtime < source.stat().st_mtime:
+    if not marker.exists():
         classes.mkdir(parents=True, exist_ok=True)
         subprocess.run(["javac", "-d", classes, "-cp", f"{jars()}/*", source], check=True)
     return classes

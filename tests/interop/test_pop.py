@@ -141,7 +141,7 @@ def test_what_a_hung_consumer_holds_goes_to_the_others_and_nothing_else_waits(
         SHORTEST_LEASE_MS / 1000 + REVIVE_S + 20,
         lambda: wanted - seen_by(other),
     )
-    assert {attempts(message) for message in other.seen} == {0, 1}
+    assert max(attempts(message) for message in other.seen) >= 1  # more if the hung one got it again
 
 
 @pytest.mark.behaviour("POP-14")

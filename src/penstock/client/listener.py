@@ -50,8 +50,9 @@ class ReturnType(IntEnum):
 class RetryLater(Exception):
     """Raised by a handler: try this message again, after the delay of a level.
 
-    Level 0 lets the broker choose (longer with each attempt), 1 to 18 are its delay levels, -1 sends the
-    message to the dead-letter topic at once. In orderly consumption `suspend_ms` says when to try again.
+    Level 0 lets the broker choose (longer with each attempt), 1 to 18 are its delay levels (in POP mode the
+    steps of `pop_retry_delays_ms`), -1 sends the message to the dead-letter topic at once. In orderly
+    consumption `suspend_ms` says when to try again.
     """
 
     def __init__(self, reason: str = "", *, level: int = 0, suspend_ms: int = -1) -> None:

@@ -31,7 +31,7 @@ behaviours: $(STAMP) ## docs/behaviours.md from the tests, fails for a row witho
 	@$(BIN)/python tests/behaviours.py $(ROWS)
 
 crash: $(STAMP) ## the long crash tests: kill -9 loops and fault-disk seeds
-	@$(BIN)/pytest -q tests/crash --crash-full
+	@$(BIN)/pytest -q -n $(WORKERS) tests/crash --crash-full
 
 sim: $(STAMP) ## POP in virtual time through crashes and resets: 5,000 seeds (SEED=n: only that one)
 	@$(BIN)/pytest -q tests/sim $(if $(SEED),--sim-seed $(SEED),--sim-full -n 2)

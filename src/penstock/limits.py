@@ -131,3 +131,6 @@ QUEUES_PER_TOPIC: Final = 16_384
 
 CONSUME_QUEUE_ENTRIES_SHOWN: Final = 10_000
 """Queue entries in the answer to one QUERY_CONSUME_QUEUE."""
+
+REMARK_CHARS: Final = 2_000
+"""Of the text in a refusal: it quotes what was wrong, which can be megabytes."""

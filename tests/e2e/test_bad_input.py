@@ -326,6 +326,16 @@ def test_an_illegal_group_name_is_refused(wire: Wire, group: str) -> None:
     assert group in (answer.remark or "")
 
 
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"a":' * 50_000, b"{0:" * 50_000, b'{"a":' + b"9" * 100_000 + b"}"]
+)
+def test_a_body_of_endless_nesting_or_digits_is_refused_in_few_words(wire: Wire, body: bytes) -> None:
+    for code in (25, 34, 41, 200):
+        answer = wire.ask(code, None, body)
+        assert answer.code != ResponseCode.SUCCESS
+        assert 0 < len(answer.remark or "") < 2_100
+
+
 def test_over_long_bodies_and_properties_are_refused_and_the_longest_are_taken(wire: Wire) -> None:
     assert wire.ask(310, send_fields("long"), b"x" * BODY_LIMIT).code == ResponseCode.SUCCESS
     for fields, body in (

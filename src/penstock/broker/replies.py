@@ -15,6 +15,8 @@ class Refusal(PenstockError):
     """Raised by a handler: the request is answered with this code and remark, and nothing else happens."""
 
     def __init__(self, code: ResponseCode, remark: str, ext: Ext | None = None) -> None:
+        if len(remark) > limits.REMARK_CHARS:
+            remark = f"{remark[: limits.REMARK_CHARS]}..."
         super().__init__(remark)
         self.code = code
         self.remark = remark

@@ -164,6 +164,46 @@ def test_a_flood_of_damaged_frames_harms_nobody_and_leaves_no_memory_behind(
     assert "Traceback" not in errors
 
 
+# ---- many who do nothing ----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
+def test_ten_thousand_idle_connections_are_held_and_others_are_served(
+    start: Callable[..., Any], connect: Callable[[str], Wire]
+) -> None:
+    serve = start("serve", "--flush", "async")
+    good = connect(serve.addresses[0])
+    serves(good)
+    before = resident_bytes(serve.process.pid)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    host, port = serve.addresses[0].split(":")
+    idle: list[socket.socket] = []
+    try:
+        for number in range(10_000):
+            idle.append(socket.create_connection((host, int(port)), timeout=20))
+            if number % 1_000 == 0:
+                serves(good)
+        for wire in idle[::500]:  # the last byte proves that the connection is known, not just in the backlog
+            frame = encode_command(28, 3)
+            wire.sendall(frame)
+            assert len(wire.recv(1 << 16)) > 4
+        serves(good)
+        per_connection = (resident_bytes(serve.process.pid) - before) / len(idle)
+    finally:
+        for wire in idle:
+            wire.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert per_connection < 8_192
+    serves(good)
+    descriptors = Path(f"/proc/{serve.process.pid}/fd")
+    deadline = time.monotonic() + 20
+    while len(list(descriptors.iterdir())) > 100:
+        assert time.monotonic() < deadline, "connections that were closed are still held"
+        time.sleep(0.1)
+    assert serve.stop()[::2] == (0, "")
+
+
 # ---- a disk that takes no more ----------------------------------------------------------------------
 
 

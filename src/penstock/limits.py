@@ -105,6 +105,12 @@ GROUPS_PER_CONNECTION: Final = 4_096
 REMEMBERED_SUBSCRIPTIONS: Final = 10_000
 """Subscriptions of pulls by groups without heartbeat, kept for the admin tools; the oldest go first."""
 
+REMEMBERED_TEXTS: Final = 1_000
+"""Property texts that the sends of a broker share but for the unique key; when full it starts anew."""
+
+REMEMBERED_TEXT_CHARS: Final = 1_000
+"""Of each of them, so that they cannot fill the memory."""
+
 WAITING_REPLIES: Final = 1_000_000
 """Replies that wait for the disk; past this requests that would add one get SYSTEM_BUSY."""
 

@@ -31,6 +31,24 @@ if TYPE_CHECKING:
 _SPECIAL_FLAGS = TRANSACTION_MASK | INNER_BATCH_MASK
 
 
+_ASKS_FOR_MORE = (
+    "DELAY",
+    "TIMER_",
+    "TRAN_MSG",
+    "TRACE_ON",
+    "MSG_REGION",
+    "CLUSTER",
+    "POP_CK",
+    "INNER_NUM",
+    "__CRC32#",
+)
+
+
+def _asks_for_more(text: str) -> bool:
+    """Whether the rules must see the properties. Found anywhere: a false alarm costs time only."""
+    return any(name in text for name in _ASKS_FOR_MORE)
+
+
 class Sender:
     def __init__(self, broker: Broker) -> None:
         settings = broker.settings
@@ -41,6 +59,7 @@ class Sender:
         self._topics = broker.topics.table
         self.rules = SendRules(broker)
         self._gates: dict[str, Gate] = {}
+        self._texts: dict[str, int] = {}
         self._id_prefix = pack_host(settings.broker_ip1, settings.listen_port).hex().upper()
         self._refresh()
         self.handlers: dict[int, Handler] = {
@@ -103,38 +122,25 @@ class Sender:
             text += "\x02"
         sys_flag = header.sys_flag
         target_queue = queue_id
-        deliver_ms = 0
-        if (
-            not gate.plain
-            or sys_flag & _SPECIAL_FLAGS
-            or "DELAY" in text
-            or "TIMER_" in text
-            or "TRAN_MSG" in text
-            or "TRACE_ON" in text
-            or "MSG_REGION" in text
-            or "CLUSTER" in text
-            or "POP_CK" in text
-            or "INNER_NUM" in text
-            or "__CRC32#" in text
-        ):
-            topic, target_queue, queue_id, sys_flag, text, deliver_ms = self.rules.place(
-                header, command.version, gate.config, queue_id, text, now_ms
-            )
-        unique_key = find_property(text, "UNIQ_KEY")
-        if unique_key is None:
-            unique_key = unique_id()
-            text = f"{text}UNIQ_KEY\x01{unique_key}\x02"
+        known = self._known_text(text) if gate.plain and not sys_flag & _SPECIAL_FLAGS else None
+        if known is not None:
+            code, unique_key = known
+            index_keys: tuple[str, ...] = (unique_key,)
+        else:
+            deliver_ms = 0
+            if not gate.plain or sys_flag & _SPECIAL_FLAGS or _asks_for_more(text):
+                topic, target_queue, queue_id, sys_flag, text, deliver_ms = self.rules.place(
+                    header, command.version, gate.config, queue_id, text, now_ms
+                )
+            unique_key = find_property(text, "UNIQ_KEY") or ""
+            if not unique_key:
+                unique_key = unique_id()
+                text = f"{text}UNIQ_KEY\x01{unique_key}\x02"
+            index_keys = (unique_key, *filter(None, (find_property(text, "KEYS") or "").split(" ")))
+            code = deliver_ms or tag_code(find_property(text, "TAGS"))
         properties = (text + self._suffix).encode()
         if len(properties) > MAX_PROPERTIES_BYTES:
             raise self.rules.illegal_size()
-        index_keys: tuple[str, ...] = (unique_key,)
-        if "KEYS\x01" in text:
-            keys = find_property(text, "KEYS")
-            if keys is not None:
-                index_keys = (unique_key, *filter(None, keys.split(" ")))
-        code = deliver_ms
-        if not code and "TAGS\x01" in text:
-            code = tag_code(find_property(text, "TAGS"))
         try:
             physical_offset, queue_offset = self._store.append(
                 topic,
@@ -164,6 +170,32 @@ class Sender:
         else:
             frame = self._write_reply(command.opaque, physical_offset, queue_id, queue_offset, unique_key)
         self._broker.reply_when_durable(peer, command, position, frame)
+
+    def _known_text(self, text: str) -> tuple[int, str] | None:
+        """Tag code and unique key of a text that differs from an earlier one only in the unique key.
+
+        None if it has something to be looked at: a property that asks for more than storing, or keys. A
+        producer's texts are nearly all alike, so they are remembered without the unique key.
+        """
+        at = text.rfind("UNIQ_KEY\x01") + 9
+        end = text.find("\x02", at)
+        if end <= at or at < 9:
+            return None
+        frame = text[:at] + text[end:]
+        code = self._texts.get(frame)
+        if code is None:
+            unique_key = text[at:end]
+            if (
+                len(text) > limits.REMEMBERED_TEXT_CHARS
+                or _asks_for_more(text)
+                or "KEYS\x01" in text
+                or find_property(text, "UNIQ_KEY") != unique_key
+            ):
+                return None
+            if len(self._texts) >= limits.REMEMBERED_TEXTS:
+                self._texts.clear()
+            code = self._texts[frame] = tag_code(find_property(text, "TAGS"))
+        return code, text[at:end]
 
     def _send_batch(
         self,

@@ -91,21 +91,24 @@ class _Pair(NamedTuple):
     messages: Series
     size: Series
 
-    def add(self, messages: int, size_bytes: int) -> None:
+    def add(self, messages: int, size_bytes: int, requests: int = 1) -> None:
         count, size = self
         count.value += messages
-        count.times += 1
+        count.times += requests
         size.value += size_bytes
-        size.times += 1
+        size.times += requests
 
 
 class _Puts:
-    __slots__ = ("is_user", "pair", "queues")
+    """What one queue took since the last look."""
 
-    def __init__(self, pair: _Pair, is_user: bool) -> None:
-        self.pair = pair
-        self.queues: dict[int, _Pair] = {}
+    __slots__ = ("is_user", "messages", "of_queue", "of_topic", "requests", "size_bytes")
+
+    def __init__(self, of_topic: _Pair, of_queue: _Pair, is_user: bool) -> None:
+        self.of_topic = of_topic
+        self.of_queue = of_queue
         self.is_user = is_user
+        self.requests = self.messages = self.size_bytes = 0
 
 
 class Totals(NamedTuple):
@@ -128,22 +131,21 @@ class Morning(NamedTuple):
 class Statistics:
     def __init__(self, cluster_name: str, *, now_ms: int) -> None:
         self.boot_ms = now_ms
-        self.put_messages = 0
-        self.put_bytes = 0
         self.put_failures = 0
         self.put_max_ms = 0
         self.put_times = [0] * (len(PUT_TIME_BOUNDS_MS) + 1)
         self.found_pulls = 0
         self.missed_pulls = 0
         self.transferred_messages = 0
-        self.user_puts = 0
         self.user_gets = 0
         self.yesterday_morning = Morning()
         self.today_morning = Morning()
         self._cluster = cluster_name
         self._series: dict[tuple[str, str], Series] = {}
         self._overflow = Series()
-        self._puts: dict[str, _Puts] = {}
+        self._put_messages = self._put_bytes = self._user_puts = 0
+        self._puts: dict[tuple[str, int], _Puts] = {}
+        self._counted: list[_Puts] = []
         self._gets: dict[tuple[str, str, int], tuple[_Pair, _Pair, bool]] = {}
         self._seconds: deque[Totals] = deque([self._totals(now_ms)], maxlen=601)
         self._due_ms = [now_ms + period_ms for period_ms, _ in WINDOWS]
@@ -152,19 +154,47 @@ class Statistics:
     # ---- counting ---------------------------------------------------------------------------------------
 
     def count_put(self, topic: str, queue_id: int, messages: int, size_bytes: int) -> None:
-        """Stored messages of one request."""
-        puts = self._puts.get(topic)
+        """Stored messages of one request. Only noted here: `_add_up` does the sums when somebody looks."""
+        puts = self._puts.get((topic, queue_id))
         if puts is None:
-            puts = self._puts[topic] = _Puts(self._pair("TOPIC_PUT", topic), not is_system_topic(topic))
-        puts.pair.add(messages, size_bytes)
-        queue = puts.queues.get(queue_id)
-        if queue is None:
-            queue = puts.queues[queue_id] = self._pair("QUEUE_PUT", f"{topic}@{queue_id}")
-        queue.add(messages, size_bytes)
-        self.put_messages += messages
-        self.put_bytes += size_bytes
-        if puts.is_user:
-            self.user_puts += messages
+            puts = self._puts[topic, queue_id] = _Puts(
+                self._pair("TOPIC_PUT", topic),
+                self._pair("QUEUE_PUT", f"{topic}@{queue_id}"),
+                not is_system_topic(topic),
+            )
+        if not puts.requests:
+            self._counted.append(puts)
+        puts.requests += 1
+        puts.messages += messages
+        puts.size_bytes += size_bytes
+
+    def _add_up(self) -> None:
+        for puts in self._counted:
+            messages, size_bytes = puts.messages, puts.size_bytes
+            puts.of_topic.add(messages, size_bytes, puts.requests)
+            puts.of_queue.add(messages, size_bytes, puts.requests)
+            self._put_messages += messages
+            self._put_bytes += size_bytes
+            if puts.is_user:
+                self._user_puts += messages
+            puts.requests = puts.messages = puts.size_bytes = 0
+        self._counted.clear()
+
+    @property
+    def put_messages(self) -> int:
+        self._add_up()
+        return self._put_messages
+
+    @property
+    def put_bytes(self) -> int:
+        self._add_up()
+        return self._put_bytes
+
+    @property
+    def user_puts(self) -> int:
+        """Without those to system topics."""
+        self._add_up()
+        return self._user_puts
 
     def count_put_failure(self) -> None:
         self.put_failures += 1
@@ -217,7 +247,8 @@ class Statistics:
         return series
 
     def forget_topic(self, topic: str) -> None:
-        self._puts.pop(topic, None)
+        self._add_up()
+        self._puts = {key: puts for key, puts in self._puts.items() if key[0] != topic}
         self._gets = {key: gets for key, gets in self._gets.items() if key[1] != topic}
         self._series = {
             (name, key): series

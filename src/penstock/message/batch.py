@@ -41,12 +41,15 @@ def add_element(parts: list[Buffer], flag: int, body: Buffer, properties: bytes)
 
 def split_batch(body: Buffer) -> list[tuple[int, Buffer, bytes]]:
     """(flag, body, property bytes) of each element. Raises CorruptRecord, naming the position."""
-    elements = []
+    if type(body) is not bytes:
+        body = bytes(body)
+    elements: list[tuple[int, Buffer, bytes]] = []
+    unpack = _ELEMENT.unpack_from
     position = 0
     limit = len(body)
     while position < limit:
         try:
-            size, flag, body_size = _ELEMENT.unpack_from(body, position)
+            size, flag, body_size = unpack(body, position)
             start = position + _HEAD_SIZE
             end = start + body_size
             properties_size = body[end] << 8 | body[end + 1]
@@ -63,7 +66,7 @@ def split_batch(body: Buffer) -> list[tuple[int, Buffer, bytes]]:
             raise CorruptRecord(
                 f"the batch element at {position} does not add up to its size of {size} bytes"
             )
-        elements.append((flag, body[start:end], bytes(body[properties_start:next_position])))
+        elements.append((flag, body[start:end], body[properties_start:next_position]))
         position = next_position
     return elements
 

@@ -47,6 +47,50 @@ def slot_hash(value: int) -> int:
     return 0 if value == -_SIGN else abs(value)
 
 
+class KeyHasher:
+    """Index hashes of `topic#key` for a stream of keys.
+
+    Every message has a unique key, and those of one producer count up: what comes before the last digits
+    repeats, and so do the last digits. Both parts are looked up instead of computed.
+    """
+
+    TAIL: Final = 3
+    REMEMBERED: Final = 8_192
+
+    def __init__(self) -> None:
+        self._prefixes: dict[str, int] = {}
+        self._parts: dict[str, int] = {}
+
+    def hash(self, topic: str, key: str) -> int:
+        prefix = self._prefixes.get(topic)
+        if prefix is None:
+            prefix = self._remember(self._prefixes, topic, java_hash(topic + "#"))
+        size = len(key)
+        if size <= self.TAIL or size >= len(_POWERS) or not key.isascii():
+            return slot_hash(extend_hash(prefix, key))
+        parts = self._parts
+        head_text, tail_text = key[:-3], key[-3:]
+        head = parts.get(head_text)
+        if head is None:
+            head = self._remember(parts, head_text, java_hash(head_text))
+        tail = parts.get(tail_text)
+        if tail is None:
+            tail = self._remember(parts, tail_text, java_hash(tail_text))
+        value = prefix * _POWERS[size] + head * _TAIL_POWER + tail & _MASK
+        if value >= _SIGN:
+            return _MASK + 1 - value if value > _SIGN else 0
+        return value
+
+    def _remember(self, table: dict[str, int], text: str, value: int) -> int:
+        if len(table) >= self.REMEMBERED:
+            table.clear()
+        table[text] = value
+        return value
+
+
+_TAIL_POWER: Final = _POWERS[KeyHasher.TAIL]
+
+
 def key_hash(text: str) -> int:
     """The index hash of a full key text (`topic#key`)."""
     return slot_hash(java_hash(text))

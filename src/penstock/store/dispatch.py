@@ -14,6 +14,7 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 NOT_IN_QUEUE: Final = PREPARED
 """The sysFlag bit that prepared and rolled-back records have, and no others: no queue shows them."""
 _UNKNOWN_LEVEL_MS: Final = 1000
+_VALUE_END: Final = 2
 
 DelayLevels = Callable[[int], int]
 
@@ -24,21 +25,26 @@ def _tag_hash(tag: bytes) -> int:
 
 
 def tag_code_of(properties: bytes) -> int:
-    if b"TAGS\x01" not in properties:
+    at = properties.rfind(b"TAGS\x01")
+    if at < 0:
         return 0
-    # Nearly always the tag is one piece among others: this finds it in half the time.
-    _, found, rest = properties.rpartition(b"\x02TAGS\x01")
-    tag = rest.partition(b"\x02")[0] if found else b""
-    return _tag_hash(tag or find_property_bytes(properties, b"TAGS") or b"")
+    # Nearly always the tag is a whole piece: found here in half the time.
+    end = properties.find(b"\x02", at)
+    if end > at + 5 and (at == 0 or properties[at - 1] == _VALUE_END):
+        return _tag_hash(properties[at + 5 : end])
+    return _tag_hash(find_property_bytes(properties, b"TAGS") or b"")
 
 
 def keys_of(properties: bytes) -> list[str]:
     """What a message is indexed under: its unique key, then each of its keys."""
-    keys = []
-    unique = find_property_bytes(properties, b"UNIQ_KEY")
-    if unique:
-        keys.append(unique.decode(errors="replace"))
-    if b"KEYS\x01" in properties:
+    at = properties.rfind(b"UNIQ_KEY\x01")
+    end = properties.find(b"\x02", at)
+    if end > at + 9 > 8 and (at == 0 or properties[at - 1] == _VALUE_END):
+        unique: bytes | None = properties[at + 9 : end]
+    else:
+        unique = find_property_bytes(properties, b"UNIQ_KEY")
+    keys = [unique.decode(errors="replace")] if unique else []
+    if properties.find(b"KEYS\x01") >= 0:
         pieces = find_property_bytes(properties, b"KEYS")
         if pieces:
             keys += [key for key in pieces.decode(errors="replace").split(" ") if key]

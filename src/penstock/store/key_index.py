@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import StoreDamaged
-from penstock.message.hashing import extend_hash, java_hash, slot_hash
+from penstock.message.hashing import KeyHasher
 from penstock.store.disk import Disk
 from penstock.store.dispatch import keys_of
 from penstock.store.index import DIRECTORY, IndexFile, index_file_size
@@ -19,8 +19,6 @@ BACKLOG_RECORDS: Final = 20_000
 """Records that may wait to be indexed; past this whoever adds one pays for it, so memory stays bounded."""
 COMMIT_ENTRIES: Final = 250_000
 """Entries kept in memory before a commit: each commit writes nearly all slots, so fewer write less."""
-_PREFIXES: Final = 10_000
-"""Hashes of `topic#` remembered."""
 
 
 class KeyIndex:
@@ -32,7 +30,7 @@ class KeyIndex:
         self.files: list[IndexFile] = []
         """Oldest first. Only the last one grows; full ones before it may still wait for their commit."""
         self._backlog: deque[Arrival] = deque()
-        self._prefixes: dict[str, int] = {}
+        self._hash = KeyHasher().hash
 
     def check(self) -> list[str]:
         """Names of the index files, all of the right size. Changes nothing."""
@@ -103,33 +101,28 @@ class KeyIndex:
 
     def catch_up(self, limit: int | None = None) -> None:
         """Index the records that wait, at most this many."""
-        backlog = self._backlog
+        backlog, key_hash = self._backlog, self._hash
+        entries: list[tuple[int, int, int]] = []
         for _ in range(len(backlog) if limit is None else min(limit, len(backlog))):
             topic, _, _, _, store_ms, _, position, _, keys = backlog.popleft()
-            if keys:
-                self.insert(topic, keys_of(keys) if isinstance(keys, bytes) else keys, position, store_ms)
+            names = keys_of(keys) if isinstance(keys, bytes) else keys
+            entries += [(key_hash(topic, name), position, store_ms) for name in names]
+        self._insert(entries)
 
     def insert(self, topic: str, keys: Sequence[str], physical_offset: int, store_ms: int) -> None:
-        prefix = self._prefixes.get(topic)
-        if prefix is None:
-            prefix = self._prefix(topic)
-        file = self._growing
-        if file is None or file.full:
-            file = self._begin_file(store_ms)
-        if physical_offset < file.end_offset:
+        last = self._growing
+        if last is not None and physical_offset < last.end_offset:
             return  # recovery goes over records that are in already
-        for key in keys:
-            if file.full:
-                file = self._begin_file(store_ms)
-            file.insert(slot_hash(extend_hash(prefix, key)), physical_offset, store_ms)
+        self._insert([(self._hash(topic, key), physical_offset, store_ms) for key in keys])
 
-    def _prefix(self, topic: str) -> int:
-        prefix = self._prefixes.get(topic)
-        if prefix is None:
-            if len(self._prefixes) >= _PREFIXES:
-                self._prefixes.clear()
-            prefix = self._prefixes[topic] = java_hash(topic + "#")
-        return prefix
+    def _insert(self, entries: list[tuple[int, int, int]]) -> None:
+        while entries:
+            file = self._growing
+            if file is None or file.full:
+                file = self._begin_file(entries[0][2])
+            room = file.room
+            file.insert(entries[:room])
+            entries = entries[room:]
 
     @property
     def _growing(self) -> IndexFile | None:
@@ -156,7 +149,7 @@ class KeyIndex:
     def find(self, topic: str, key: str, limit: int, begin_ms: int, end_ms: int) -> list[int]:
         """Positions, ascending, of records that may carry the key: hashes are compared, not keys."""
         self.catch_up()
-        key_hash = slot_hash(extend_hash(self._prefix(topic), key))
+        key_hash = self._hash(topic, key)
         found: list[int] = []
         for file in reversed(self.files):
             if file.count > 1 and file.begin_ms <= end_ms and file.end_ms >= begin_ms:

@@ -213,14 +213,16 @@ class Writer:
         store_ms = self._store_ms = max(now_ms, self._store_ms)
         first = offset = queue.next_offset
         magic, topic_field, store_host = queue.magic, queue.topic_field, self._store_host
-        encoded = bytearray()
+        encoded: list[bytes | memoryview] = []
         positions: list[int] = []
         records: list[Arrival] = []
         try:
             for flag, body, properties in items:
                 text = bytes(properties)
-                size = overhead + len(body) + len(text)
-                encoded += pack(
+                body_size = len(body)
+                text_size = len(text)
+                size = overhead + body_size + text_size
+                head = pack(
                     size,
                     magic,
                     crc32(body) & _CRC_MASK,
@@ -235,12 +237,9 @@ class Writer:
                     store_host,
                     reconsume_times,
                     0,
-                    len(body),
+                    body_size,
                 )
-                encoded += body
-                encoded += topic_field
-                encoded += len(text).to_bytes(2, "big")
-                encoded += text
+                encoded += (head, body, topic_field, text_size.to_bytes(2, "big"), text)
                 fields = (topic, queue_id, offset, tag_code_of(text), store_ms, queue, position, size, text)
                 records.append(_new_arrival(Arrival, fields))
                 positions.append(position)
@@ -248,7 +247,7 @@ class Writer:
                 offset += 1
         except struct.error as error:
             raise InvalidArgument(f"a message field is out of range: {error}") from None
-        self._pending += encoded
+        self._pending += b"".join(encoded)
         self._records += records
         self._log_end = position
         queue.next_offset = offset

@@ -202,8 +202,7 @@ class ServerPeer(asyncio.Protocol):
         if not out:
             self._server.note_output(self)
         out += parts
-        for part in parts:
-            self._out_bytes += len(part)
+        self._out_bytes += len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if self._out_bytes > limits.CONNECTION_WRITE_BUFFER_BYTES:
             self.flush()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 import msgspec
 from msgspec import Raw, field
@@ -160,7 +160,14 @@ def decode_command(frame: bytes | memoryview) -> Command:
         head = frame[4:end]
         decode = _ONE_PASS.get(head[:_PREFIX])
         try:
-            command = _decode_any(head) if decode is None else _decode_one_pass(head, decode)
+            if decode is None:
+                command = _decode_any(head)
+            else:
+                try:
+                    command = decode(head)
+                    command.one_pass_head = head
+                except msgspec.ValidationError:
+                    command = _decode_any(head)  # header() will find the field to blame
         except _UNREADABLE as error:
             raise ProtocolError(f"JSON header cannot be read: {error}") from None
     else:
@@ -173,15 +180,6 @@ def decode_command(frame: bytes | memoryview) -> Command:
     if end < size:
         command.body = frame[end:]
     return command
-
-
-def _decode_one_pass(head: bytes, decode: Callable[[bytes], Any]) -> Command:
-    try:
-        command = decode(head)
-    except msgspec.ValidationError:
-        return _decode_any(head)  # header() will find the field to blame
-    command.one_pass_head = head
-    return cast(Command, command)
 
 
 def _decode_binary(head: bytes) -> Command:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.message.hashing import extend_hash, java_hash, key_hash, slot_hash
+from penstock.message.hashing import KeyHasher, extend_hash, java_hash, key_hash, slot_hash
 
 
 def test_texts_hash_as_in_java(table):
@@ -32,3 +32,19 @@ def test_a_hash_can_be_built_on_that_of_a_prefix(prefix, text):
 
 def test_lone_surrogates_hash_as_one_unit():
     assert java_hash("\ud83d") == 0xD83D
+
+
+@pytest.mark.parametrize("topic", ["orders", "名", ""])
+def test_a_stream_of_keys_hashes_as_each_key_alone(topic):
+    hasher = KeyHasher()
+    texts = [f"7F0000012F0C18B4AAC2{number:012X}" for number in range(0, 3 * KeyHasher.REMEMBERED, 7)]
+    texts += ["", "x", "ab", "abc", "abcd", "名前😀", "a" * 511, "a" * 512, "a" * 513, "lygenelubricants"]
+    for text in texts * 2:
+        assert hasher.hash(topic, text) == key_hash(f"{topic}#{text}"), text
+
+
+def test_the_one_hash_without_a_positive_twin_becomes_zero_in_a_stream_too():
+    rest = (-(2**31) - java_hash("t#") * 31**7) % 2**32
+    key = "".join(chr(rest // 31**power % 31) for power in range(6, -1, -1))
+    assert java_hash("t#" + key) == -(2**31)
+    assert KeyHasher().hash("t", key) == 0

@@ -151,14 +151,12 @@ def test_a_commit_that_did_not_finish_is_rolled_back():
     for seed in range(100):
         disk = FaultDisk(seed)
         file = IndexFile(disk, "index/1", 7, 100)
-        for number in range(20):
-            file.insert(number * 31, number, 1000)
+        file.insert((number * 31, number, 1000) for number in range(20))
         commit = file.commit()
         commit.run()
         file.was_committed(commit)
         chains = {21: [file.find(number * 31, 99, 0, 2000) for number in range(30)]}
-        for number in range(20, 30):
-            file.insert(number * 31, number, 1000)
+        file.insert((number * 31, number, 1000) for number in range(20, 30))
         chains[31] = [file.find(number * 31, 99, 0, 2000) for number in range(30)]
         disk.crash_at = disk.operations + 1 + seed % 6
         with pytest.raises(Crash):

@@ -34,13 +34,15 @@ def _properties() -> str:
     return f"UNIQ_KEY\x01{unique_id()}\x02WAIT\x01true\x02TAGS\x01TagA\x02"
 
 
-def sends(topic: str, count: int, body_bytes: int) -> list[bytes]:
+def sends(topic: str | list[str], count: int, body_bytes: int) -> list[bytes]:
+    """To one topic, or to several that take turns; the queues take turns, too."""
+    topics = [topic] if isinstance(topic, str) else topic
     body = b"x" * body_bytes
     return [
         encode_command(
             RequestCode.SEND_MESSAGE_V2,
             i,
-            ext=_send_ext(topic, i % QUEUES, _properties(), batch=False),
+            ext=_send_ext(topics[i % len(topics)], i // len(topics) % QUEUES, _properties(), batch=False),
             body=body,
         )
         for i in range(count)
@@ -58,10 +60,11 @@ def batches(topic: str, count: int, size: int, body_bytes: int) -> list[bytes]:
     return [one(i) for i in range(count)]
 
 
-def pulls(topic: str, messages_per_queue: int, size: int) -> list[bytes]:
+def pulls(topic: str | list[str], messages_per_queue: int, size: int) -> list[bytes]:
     """Read every queue from its beginning; the queues take turns."""
+    topics = [topic] if isinstance(topic, str) else topic
 
-    def one(queue: int, offset: int) -> bytes:
+    def one(topic: str, queue: int, offset: int) -> bytes:
         ext = {
             "consumerGroup": "BenchConsumer",
             "topic": topic,
@@ -77,4 +80,9 @@ def pulls(topic: str, messages_per_queue: int, size: int) -> list[bytes]:
         }
         return encode_command(RequestCode.PULL_MESSAGE, offset, ext=ext)
 
-    return [one(queue, offset) for offset in range(0, messages_per_queue, size) for queue in range(QUEUES)]
+    return [
+        one(topic, queue, offset)
+        for offset in range(0, messages_per_queue, size)
+        for queue in range(QUEUES)
+        for topic in topics
+    ]

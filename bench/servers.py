@@ -56,34 +56,24 @@ class Running:
 
 
 @contextlib.contextmanager
-def penstock(flush: str) -> Iterator[Running]:
+def penstock(flush: str, data: Path | None = None) -> Iterator[Running]:
+    """Ours, on a data directory of its own or on one that is there already."""
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         ready = Path(place) / "ready.json"
-        command = [
-            sys.executable,
-            "-m",
-            "penstock.cli",
-            "serve",
-            "--host",
-            "127.0.0.1",
-            "--namesrv-port",
-            "0",
-            "--broker-port",
-            "0",
-        ]
-        command += ["--data", f"{place}/data", "--flush", flush, "--ready-file", str(ready)]
+        command: list[object] = [sys.executable, "-m", "penstock.cli", "serve", "--host", "127.0.0.1"]
+        command += ["--namesrv-port", 0, "--broker-port", 0, "--flush", flush, "--ready-file", ready]
+        command += ["--data", data or Path(place) / "data"]
         began = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL)
         try:
             while not ready.exists():
-                if process.poll() is not None or time.monotonic() - began > 30:
+                if process.poll() is not None or time.monotonic() - began > 120:
                     raise RuntimeError("penstock serve did not start")
                 time.sleep(0.005)
+            start_seconds = time.monotonic() - began
             facts = json.loads(ready.read_text())
             (broker,) = facts["brokers"]
-            yield Running(
-                "penstock", facts["name_server"], broker["address"], broker["pid"], time.monotonic() - began
-            )
+            yield Running("penstock", facts["name_server"], broker["address"], broker["pid"], start_seconds)
         finally:
             process.terminate()
             process.wait(30)

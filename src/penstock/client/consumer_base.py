@@ -15,7 +15,7 @@ from penstock.client.instance import DEFAULT_INSTANCE, ClientInstance, ServiceSt
 from penstock.client.offset_store import LocalOffsetStore, OffsetStore, RemoteOffsetStore
 from penstock.client.process_queue import ProcessQueue
 from penstock.client.pull_service import PullRequest
-from penstock.client.rebalance import Rebalancer, first_offset, wall_ms
+from penstock.client.rebalance import PULLED, Assignment, Rebalancer, first_offset, wall_ms
 from penstock.client.stats import ConsumerStats
 from penstock.client.subscriptions import TAG, Subscriptions
 from penstock.errors import WrongState
@@ -235,10 +235,10 @@ class ConsumerBase:
     async def consumer_ids(self, topic: str) -> list[str] | None:
         return await self.instance.consumer_ids(topic, self.group)
 
-    async def popped_queues(self, topic: str) -> set[MessageQueue] | None:
-        return set()
+    async def assignment_of(self, topic: str) -> Assignment | None:
+        return PULLED
 
-    async def pop(self, topic: str, wanted: set[MessageQueue]) -> bool:
+    async def pop(self, topic: str, assignment: Assignment) -> bool:
         return False
 
     def forget_pops(self, topics: Collection[str]) -> None:

@@ -17,6 +17,7 @@ from penstock.client.pop_api import PopApi
 from penstock.client.pop_consumption import PopConsumption
 from penstock.client.pop_queue import PopQueue
 from penstock.client.popping import PopLoop
+from penstock.client.rebalance import PULLED, Assignment
 from penstock.client.subscriptions import everything_of
 from penstock.errors import PenstockError, ServerError
 from penstock.message.allocation import Averagely, AveragelyByCircle
@@ -56,12 +57,11 @@ class PopService:
 
     # ---- whether to pull or to pop ------------------------------------------------------------------
 
-    async def assigned(self, topic: str) -> set[MessageQueue] | None:
-        """The queues that the broker wants this consumer to pop; none where the topic is pulled. None where
-        there is no good answer, and everything stays as it is."""
+    async def assigned(self, topic: str) -> Assignment | None:
+        """What the broker wants this consumer to do; None where it has no good answer."""
         consumer = self._consumer
         if consumer.settings.client_rebalance or not consumer.clustering or is_retry_topic(topic):
-            return set()
+            return PULLED
         address = consumer.instance.routes.any_of_topic(topic)
         if address is None:
             return None
@@ -76,7 +76,7 @@ class PopService:
             )
         except ServerError as error:
             if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:  # a broker from before POP
-                return set()
+                return PULLED
             log.warning("the mode of topic %s is not known, nothing changes: %s", topic, error)
             return None
         except PenstockError as error:
@@ -85,13 +85,16 @@ class PopService:
         if answer is None:
             return None
         self._told.add(topic)
-        return {item.message_queue for item in answer if item.mode == POP}
+        popped = frozenset(item.message_queue for item in answer if item.mode == POP)
+        # Nothing at all: not to be popped, and by the broker's way of sharing out not to be pulled either.
+        nothing = not answer and consumer.settings.allocation.name == self._strategy
+        return Assignment(pulled=not popped and not nothing, popped=popped)
 
-    async def follow(self, topic: str, wanted: Iterable[MessageQueue]) -> bool:
-        """Pops exactly these queues of a topic from now on; True if that is a change."""
-        wanted = set(wanted)
+    async def follow(self, topic: str, assignment: Assignment) -> bool:
+        """Pops exactly the assigned queues of a topic from now on; True if that is a change."""
+        wanted = assignment.popped
         if topic in self._told:
-            await self._watch_retries(topic, pulled=not wanted)
+            await self._watch_retries(topic, pulled=assignment.pulled)
         gone = [queue for queue in self.queues if queue.topic == topic and queue not in wanted]
         new = [queue for queue in sorted(wanted) if queue not in self.queues]
         for queue in gone:

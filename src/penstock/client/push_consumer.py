@@ -20,7 +20,7 @@ from penstock.client.process_queue import ProcessQueue
 from penstock.client.pull_service import PullRequest
 from penstock.client.pulled import PulledMessage, PullInfo
 from penstock.client.pulling import Puller
-from penstock.client.rebalance import Rebalancer
+from penstock.client.rebalance import Assignment, Rebalancer
 from penstock.client.subscriptions import subscription_data
 from penstock.client.workers import WorkerPool, report_to_services
 from penstock.errors import InvalidArgument, PenstockError
@@ -277,11 +277,11 @@ class PushConsumer(ConsumerBase):
     def takes_locks(self) -> bool:
         return self.settings.orderly
 
-    async def popped_queues(self, topic: str) -> set[MessageQueue] | None:
+    async def assignment_of(self, topic: str) -> Assignment | None:
         return await self.pop_service.assigned(topic)
 
-    async def pop(self, topic: str, wanted: set[MessageQueue]) -> bool:
-        return await self.pop_service.follow(topic, wanted)
+    async def pop(self, topic: str, assignment: Assignment) -> bool:
+        return await self.pop_service.follow(topic, assignment)
 
     def forget_pops(self, topics: Collection[str]) -> None:
         self.pop_service.keep_topics(topics)

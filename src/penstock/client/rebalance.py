@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from penstock.client.config import ConsumeFrom, ConsumerSettings, MessageModel, Timings
 from penstock.client.process_queue import ProcessQueue
@@ -79,6 +79,17 @@ class RebalanceService:
         return balanced
 
 
+class Assignment(NamedTuple):
+    """Whether a consumer shares out the queues of a topic with its group and pulls its part, and what it is
+    told to pop instead."""
+
+    pulled: bool
+    popped: frozenset[MessageQueue]
+
+
+PULLED: Final = Assignment(pulled=True, popped=frozenset())
+
+
 class RebalanceOwner(Protocol):
     """What rebalancing asks of a consumer; push and pull consumers differ in it."""
 
@@ -97,11 +108,11 @@ class RebalanceOwner(Protocol):
 
     async def consumer_ids(self, topic: str) -> list[str] | None: ...
 
-    async def popped_queues(self, topic: str) -> set[MessageQueue] | None:
-        """What the broker says is popped, not pulled; None if it gives no answer and nothing may change."""
+    async def assignment_of(self, topic: str) -> Assignment | None:
+        """None if the broker gives no answer, and nothing may change."""
 
-    async def pop(self, topic: str, wanted: set[MessageQueue]) -> bool:
-        """Pops exactly these queues of a topic; True if that is a change."""
+    async def pop(self, topic: str, assignment: Assignment) -> bool:
+        """Pops exactly the assigned queues of a topic; True if that is a change."""
 
     def forget_pops(self, topics: Collection[str]) -> None:
         """Only these topics are subscribed now."""
@@ -166,12 +177,12 @@ class Rebalancer:
         queues = await owner.topic_queues(topic)
         if queues is None:
             return True
-        popped = await owner.popped_queues(topic)
-        if popped is None:
+        assignment = await owner.assignment_of(topic)
+        if assignment is None:
             return False
-        if popped:
-            return await self._pop(topic, queues, popped)
-        if await owner.pop(topic, popped):
+        if not assignment.pulled:
+            return await self._pop(topic, queues, assignment)
+        if await owner.pop(topic, assignment):
             log.info("group %s pulls topic %s from now on", owner.group, topic)
         if owner.settings.message_model is MessageModel.BROADCASTING:
             mine = queues
@@ -187,13 +198,13 @@ class Rebalancer:
         await self._update(topic, queues, mine)
         return {queue for queue in self.queues if queue.topic == topic} == set(mine)
 
-    async def _pop(self, topic: str, queues: list[MessageQueue], popped: set[MessageQueue]) -> bool:
+    async def _pop(self, topic: str, queues: list[MessageQueue], assignment: Assignment) -> bool:
         """Queues that were pulled are given up first, so that the broker goes on where they got to."""
         await self._update(topic, queues, ())
         if any(queue.topic == topic for queue in self.queues):
             return False  # a listener still works on what it got in order
-        if await self._owner.pop(topic, popped):
-            await self._owner.assigned(topic, queues, sorted(popped), [])
+        if await self._owner.pop(topic, assignment):
+            await self._owner.assigned(topic, queues, sorted(assignment.popped), [])
         return True
 
     async def _update(self, topic: str, queues: list[MessageQueue], mine: Sequence[MessageQueue]) -> None:

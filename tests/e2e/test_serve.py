@@ -61,6 +61,13 @@ async def fill(address: str) -> None:
     await connection.close()
 
 
+async def send_to_another_topic(address: str) -> None:
+    connection = await Connection.open(address)
+    answer = await connection.request(310, {**send_fields(0), "b": "payments"}, b"x")
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    await connection.close()
+
+
 async def count(address: str) -> tuple[int, int]:
     """Messages in all queues, and the committed offset."""
     connection = await Connection.open(address)
@@ -301,6 +308,22 @@ def test_a_queue_file_that_is_gone_is_built_again_from_the_log(
     code, _, errors = serve.stop()
     assert code == 0
     assert f"{path} was missing" in errors
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.parametrize("place", [QUEUE, "consumequeue/orders"])
+def test_a_queue_directory_that_is_gone_is_built_again_from_the_log(
+    written: dict[str, Path], tmp_path: Path, start: Callable[..., Any], end: str, place: str
+) -> None:
+    """Also where other topics have theirs: so that it cannot be told from the directory being empty."""
+    data = shutil.copytree(written[end], tmp_path / "data")
+    serve = start(*options(data))
+    asyncio.run(send_to_another_topic(serve.addresses[0]))
+    serve.stop(signal.SIGTERM if end == "stopped" else signal.SIGKILL)
+    shutil.rmtree(data / place)
+    serve = start(*options(data))
+    assert asyncio.run(count(serve.addresses[0])) == (MESSAGES, COMMITTED)
+    assert serve.stop()[0] == 0
 
 
 def test_an_unreadable_table_gives_way_to_the_version_before_it_and_says_so(

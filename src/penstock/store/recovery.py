@@ -10,6 +10,7 @@ may be torn. They are built again from the log, as is everything that never reac
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -33,6 +34,8 @@ from penstock.store.tombstones import load_tombstones
 
 if TYPE_CHECKING:
     from penstock.store.store import Store
+
+log_ = logging.getLogger("penstock.store")
 
 ABORT: Final = "abort"
 LOCK: Final = "lock"
@@ -119,9 +122,15 @@ class Recovery:
         self._fit_queues()
         rebuild_lost_files(self._disk, log, store.queues, self.tombstones, self._delay_level_ms)
         self._load_index(index_names)
+        lost = self._lost_queues()
+        if lost:
+            log_.warning(
+                "%s: the files of %d queues are missing; they are built again", self._disk.name, lost
+            )
+            start = log.min_offset
         try:
             self._claim(start)
-            self._rebuild(start, strict=True)
+            self._rebuild(start, strict=not lost)
         except _QueueBehindError:
             self._claim(log.min_offset)
             self._forget_queues()
@@ -219,6 +228,13 @@ class Recovery:
                 known = Checkpoint(log_ms=known.log_ms)
             self.checkpoint = msgspec.structs.replace(known, position=start)
             save_checkpoint(self._disk, self.checkpoint)
+
+    def _lost_queues(self) -> int:
+        """How many queues have no file any more, though no topic was deleted since they were counted."""
+        position = self.checkpoint.position
+        if position is None or any(deleted >= position for deleted in self.tombstones.values()):
+            return 0
+        return max(0, self.checkpoint.queues - sum(bool(starts) for starts in self._queue_files.values()))
 
     # ---- building anew --------------------------------------------------------------------------
 

@@ -276,6 +276,12 @@ class Store(Writer):
         self.dirty = dict.fromkeys(live)
         return live
 
+    def with_files(self) -> list[ConsumeQueue]:
+        """Queues that have entries, on file or on their way there."""
+        return [
+            queue for queue in self.queues.values() if queue.max_offset > queue.first_file * queue.per_file
+        ]
+
     def is_live(self, queue: ConsumeQueue) -> bool:
         """Not deleted: its directory may belong to a new queue of the same name."""
         return self.queues.get((queue.topic, queue.queue_id)) is queue

@@ -165,7 +165,7 @@ class Upkeep:
         position, time_ms = store.log.durable, store.visible_ms
         if waiting is not None:
             position, time_ms = waiting.physical_offset, waiting.store_ms - 1
-        return Checkpoint(time_ms, time_ms, store.index.full_ms, position)
+        return Checkpoint(time_ms, time_ms, store.index.full_ms, position, len(store.with_files()))
 
     # ---- the jobs -------------------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ def test_a_missing_checkpoint_knows_nothing():
 
 def test_a_saved_checkpoint_has_apaches_size_and_fields():
     disk = FaultDisk(1)
-    save_checkpoint(disk, Checkpoint(10_000, 9_000, 5, 77))
+    save_checkpoint(disk, Checkpoint(10_000, 9_000, 5, 77, 3))
     data = disk.read_bytes("checkpoint")
     assert len(data) == 4096
     assert struct.unpack_from(">qqqqq", data) == (10_000, 9_000, 5, 0, 0)
-    assert load_checkpoint(disk) == Checkpoint(10_000, 9_000, 5, 77)
+    assert load_checkpoint(disk) == Checkpoint(10_000, 9_000, 5, 77, 3)
     assert load_checkpoint(disk).min_ms == 6_000
 
 
@@ -45,7 +45,7 @@ def test_the_checkpoint_never_claims_what_is_not_on_the_medium(box):
     box.checkpoint()
     first = store.max_physical_offset
     time_ms = store.visible_ms
-    assert load_checkpoint(box.disk) == Checkpoint(time_ms, time_ms, 0, first)
+    assert load_checkpoint(box.disk) == Checkpoint(time_ms, time_ms, 0, first, 1)
     box.send()
     box.tick(61_000)  # the work of the next one is handed out, but never run
     jobs = store.tick(box.now_ms)

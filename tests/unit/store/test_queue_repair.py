@@ -87,3 +87,41 @@ def test_a_crash_in_the_middle_of_it_leaves_the_gap_and_the_next_start_fills_it(
         break
     assert crashes > 5
     assert filled.bodies() == bodies("T")
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_queue_that_lost_all_its_files_comes_back(box, caplog, end, trimmed):
+    store = box.open()
+    for number in range(26):
+        box.send("T" if number % 2 else "U", body=b"%04d" % number + bytes(900))
+    box.send("Empty", sys_flag=4)  # a prepared message: in the log, in no queue
+    box.checkpoint()
+    getattr(box, end)()
+    if trimmed:
+        for start in (0, 4096):
+            box.disk.remove(f"commitlog/{start:020d}")
+    for number in (0, 1):
+        box.disk.remove(queue_file(number))
+    store = box.open()
+    first = 8 if trimmed else 0
+    expected = {topic: [n for n in range(first, 26) if (n % 2 == 1) == (topic == "T")] for topic in "TU"}
+    for topic, numbers in expected.items():
+        assert [int(body[:4]) for body in box.bodies(topic)] == numbers
+        assert (store.min_offset(topic, 0), store.max_offset(topic, 0)) == (first // 2, 13)
+    assert "the files of 1 queues are missing" in caplog.text
+    box.stop()
+    caplog.clear()
+    box.open()
+    assert not caplog.text, "it was said, and done, once"
+
+
+def test_a_topic_that_was_deleted_is_not_taken_for_lost(filled, caplog):
+    filled.open()
+    filled.checkpoint()
+    filled.store.delete_topic("T")
+    filled.tick()
+    filled.kill()
+    filled.open()
+    assert filled.bodies("T") == []
+    assert not caplog.text

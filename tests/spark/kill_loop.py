@@ -183,29 +183,44 @@ def run(
     with tempfile.TemporaryDirectory(prefix="kill-loop-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         servers = Servers(folder)
-        connection = brokers(servers.name_server)
-        asyncio.run(_make_topics(servers.name_server))
-        producer = Producer(connection, servers.address, "source", pause_s=0.2)
-        producer.start()
-        driver = Driver(servers.name_server, "source", "target", folder, master)
         try:
-            for number, kind in enumerate(plan):
-                time.sleep(dice.uniform(0.2, 3.0))
-                if driver.ended():
-                    say("the driver had given up: started again")
-                    driver.start()
-                done = _strike(kind, dice, driver, servers)
-                outcome.killed[done] += 1
-                say(f"{number + 1}/{len(plan)}: killed a {done}")
-            producer.stop()
-            _drain(driver, folder, servers.name_server, say)
+            asyncio.run(_make_topics(servers.name_server))
+            acknowledged = _run(plan, dice, folder, servers, master, outcome, say)
+            _judge(outcome, folder, servers.name_server, acknowledged)
         finally:
-            producer.stop()
-            driver.kill()
-        outcome.driver_starts = driver.starts
-        _judge(outcome, folder, servers.name_server, producer.acknowledged)
-        servers.kill()
+            servers.kill()
     return outcome
+
+
+def _run(
+    plan: Sequence[str],
+    dice: random.Random,
+    folder: Path,
+    servers: Servers,
+    master: str,
+    outcome: Outcome,
+    say: Callable[[str], None],
+) -> set[bytes]:
+    """Produces, kills, and waits for both outputs; gives what the broker said it had stored."""
+    producer = Producer(brokers(servers.name_server), servers.address, "source", pause_s=0.2)
+    producer.start()
+    driver = Driver(servers.name_server, "source", "target", folder, master)
+    try:
+        for number, kind in enumerate(plan):
+            time.sleep(dice.uniform(0.2, 3.0))
+            if driver.ended():
+                say("the driver had given up: started again")
+                driver.start()
+            _strike(kind, dice, driver, servers)
+            outcome.killed[kind] += 1
+            say(f"{number + 1}/{len(plan)}: killed a {kind}")
+        producer.stop()
+        _drain(driver, folder, servers.name_server, say)
+    finally:
+        producer.stop()
+        driver.kill()
+        outcome.driver_starts = driver.starts
+    return producer.acknowledged
 
 
 async def _make_topics(name_server: str) -> None:
@@ -264,11 +279,11 @@ def _planned(folder: Path) -> int:
     return sum(json.loads((log / str(max(batches))).read_text().splitlines()[2])["q"].values())
 
 
-def _strike(kind: str, dice: random.Random, driver: Driver, servers: Servers) -> str:
+def _strike(kind: str, dice: random.Random, driver: Driver, servers: Servers) -> None:
     """Kills something of the kind and brings back what does not come back by itself."""
     if kind in ("task", "worker"):
         find = driver.python_workers if kind == "task" else driver.executors
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not (victims := find()):  # Spark may be starting them anew just now
             if driver.ended():
                 driver.start()
@@ -282,7 +297,6 @@ def _strike(kind: str, dice: random.Random, driver: Driver, servers: Servers) ->
         servers.kill()
         time.sleep(dice.uniform(0.0, 2.0))
         servers.start()
-    return kind
 
 
 def _drain(driver: Driver, folder: Path, name_server: str, say: Callable[[str], None]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import kill_loop
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+from spark_versions import python_with
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos]
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.timeout(900)
 @pytest.mark.scenario(4, 5, 8, 9, 10, 31)
-@pytest.mark.behaviour("PIPE-2", "PIPE-3")
+@pytest.mark.behaviour("PIPE-2", "PIPE-3", "PIPE-5")
 def test_a_killed_task_executor_broker_and_driver_lose_nothing_and_repeat_nothing_in_files() -> None:
     outcome = kill_loop.run(["task", "worker", "broker", "driver"], seed=1)
     assert outcome.sent == outcome.in_parquet > 0
@@ -81,7 +83,7 @@ def test_a_session_starts_on_the_packaged_java_alone(tmp_path: Path, spark_full:
 @pytest.mark.parametrize(("version", "streams"), [("4.1.4", False), ("4.2.0", True)])
 def test_other_versions_of_spark(version: str, streams: bool, topics: Any, spark_full: None) -> None:
     """From 4.2 on limits hold; before that, batch reads work and a stream says what it needs."""
-    python = _virtualenv(version)
+    python = python_with(version)
     topic = topics.new(2)
     topics.send(topic, 0, [b"x"] * 50)
     done = subprocess.run(
@@ -98,25 +100,3 @@ def test_other_versions_of_spark(version: str, streams: bool, topics: Any, spark
         assert "stream [20, 20, 10]" in done.stdout
     else:
         assert f"streams need PySpark 4.2 or newer, this is {version}" in done.stdout
-
-
-def _virtualenv(version: str) -> Path:
-    """PySpark of another version, kept for the next run."""
-    cache = Path(os.environ.get("PENSTOCK_CACHE", "~/.cache/penstock")).expanduser()
-    folder = cache / f"pyspark-{version}"
-    python = folder / "bin" / "python"
-    marker = folder / "complete"
-    if not marker.exists():
-        began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        wanted = [f"pyspark=={version}", "pyarrow", "numpy", "pandas", "msgspec", "uvloop"]
-        constraints = ROOT / "constraints.txt"
-        lines = [
-            line for line in constraints.read_text().splitlines() if not line.startswith(("py4j", "pyspark="))
-        ]
-        (folder / "constraints.txt").write_text("\n".join(lines))
-        pip = [python, "-m", "pip", "install", "-q", "-c", folder / "constraints.txt", *wanted]
-        subprocess.run(pip, check=True)
-        marker.touch()
-        print(f"PySpark {version} installed in {time.monotonic() - began:.0f} s")
-    return python

@@ -217,12 +217,14 @@ def _intact(data: bytes, layout: Layout) -> Bools:
 
 def _times(milliseconds: npt.NDArray[np.int64], kind: pa.DataType, empty: Bools | None = None) -> pa.Array:
     bounded = np.clip(milliseconds, -_LARGEST_MS, _LARGEST_MS)
-    return pa.array(bounded * 1000, mask=empty).cast(pa.int64()).cast(kind)
+    return pa.array(bounded * 1000, mask=empty).view(kind)
 
 
 def _hosts(packed: npt.NDArray[Any]) -> pa.Array:
     """Few hosts send many messages, so each is put into words once."""
     words = np.ascontiguousarray(packed).view(np.uint64)
+    if len(words) and (words == words[0]).all():
+        return pa.repeat(pa.scalar(host_text(packed[0].tobytes()), pa.string()), len(words))
     codes = pa.array(words).dictionary_encode()
     texts = [host_text(word.to_bytes(8, sys.byteorder)) for word in codes.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(codes.indices)

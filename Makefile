@@ -33,7 +33,7 @@ behaviours: $(STAMP) ## docs/behaviours.md from the tests, fails for a row witho
 crash: $(STAMP) ## the long crash tests: kill -9 loops and fault-disk seeds
 	@$(BIN)/pytest -q -n $(WORKERS) tests/crash --crash-full
 
-sim: $(STAMP) ## POP in virtual time through crashes and resets: 5,000 seeds (SEED=n: only that one)
+sim: $(STAMP) ## consumption in virtual time: ten hours of push and pull, 5,000 seeds of POP (SEED=n: one)
 	@$(BIN)/pytest -q tests/sim $(if $(SEED),--sim-seed $(SEED),--sim-full -n 2)
 
 interop: $(STAMP) ## against the real Apache RocketMQ (needs Java 17 and Maven)

@@ -483,6 +483,41 @@ async def test_a_listener_that_never_returns_loses_its_queue_when_the_lock_runs_
         release.set()
 
 
+@pytest.mark.behaviour("ORD-1")
+async def test_a_listener_gets_its_time_to_return_also_when_the_lock_was_renewed_long_ago(
+    cluster: Any, topic: str, quick: Timings, eventually: Any
+) -> None:
+    timings = dataclasses.replace(
+        quick, unlock_wait_ms=10, unlock_delay_ms=60_000, rebalance_interval_ms=30, lock_first_ms=60_000
+    )
+    release = asyncio.Event()
+    entered = asyncio.Event()
+
+    async def listener(messages: Any, context: Any) -> OrderlyStatus:
+        entered.set()
+        await release.wait()
+        return OrderlyStatus.SUCCESS
+
+    queue = MessageQueue(topic, "b1", 0)
+
+    def unlocked() -> bool:
+        bodies = [LockBatchRequestBody.decode(request.command.body) for request in cluster.sent(UNLOCK)]
+        return any(queue in body.mq_set for body in bodies)
+
+    async with cluster.running("b1"):
+        cluster.feed(topic, {0: [0]})
+        async with orderly(cluster.name_server, "g", topic, timings, listener) as consumer:
+            await entered.wait()
+            process_queue = consumer.rebalancer.queues[queue]
+            process_queue.last_lock_ms -= 60_001
+            cluster.ids.insert(0, "0.0.0.0@first")
+            consumer.instance.rebalance_service.wake()
+            await eventually(lambda: process_queue.unlock_tries > 1)
+            assert not unlocked()
+            release.set()
+            await eventually(unlocked)
+
+
 @pytest.mark.behaviour("ORD-1", "REB-6", "ORD-2")
 async def test_order_holds_while_a_second_consumer_joins_and_the_first_leaves(
     server: RunningBroker, topic: str, group: str, quick: Timings, eventually: Any

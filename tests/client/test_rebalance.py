@@ -81,11 +81,12 @@ async def test_rebalances_keep_their_distance_however_often_they_are_woken() -> 
     timings = Timings(rebalance_interval_ms=60_000, rebalance_min_interval_ms=100)
     service = RebalanceService({"g": Consumer()}, timings, loop)
     service.start()
+    began = time.monotonic()
     for _ in range(40):
         service.wake()
         await asyncio.sleep(0.01)
     await service.stop()
-    assert 3 <= len(runs) <= 6
+    assert 3 <= len(runs) <= (time.monotonic() - began) / 0.1 + 1
     assert all(later - earlier >= 0.099 for earlier, later in itertools.pairwise(runs))
 
 

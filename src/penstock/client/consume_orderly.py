@@ -257,9 +257,16 @@ class ConsumeOrderly:
         return await instance.api.lock_queues(address, self._consumer.group, self._consumer.client_id, queues)
 
     async def release(self, process_queue: ProcessQueue) -> bool:
-        """Whether a dropped queue may be let go: no listener runs, or the lock is about to run out anyway."""
+        """Whether a dropped queue may be let go: no listener runs, or it runs for too long.
+
+        The time counts from the last renewal, but not from before the queue was asked back: the renewal may
+        lie that far back already, and a second listener would begin beside one that has only begun.
+        """
         now_ms = self.loop.time() * 1000
-        if now_ms > process_queue.last_lock_ms + self._timings.unlock_delay_ms:
+        if process_queue.release_ms is None:
+            process_queue.release_ms = now_ms
+        since_ms = max(process_queue.last_lock_ms, process_queue.release_ms)
+        if now_ms > since_ms + self._timings.unlock_delay_ms:
             return True
         if process_queue.listener_done is not None:
             try:

@@ -384,7 +384,7 @@ class ClientInstance:
             data = self._heartbeat_data()
             if data is None:
                 return
-            addresses = set(self.routes.all_addresses(masters_only=not self.consumers))
+            addresses = dict.fromkeys(self.routes.all_addresses(masters_only=not self.consumers))
             await asyncio.gather(*(self._heartbeat(address, data) for address in addresses))
 
     async def _heartbeat(self, address: str, data: bytes) -> bool:

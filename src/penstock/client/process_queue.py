@@ -37,6 +37,7 @@ class ProcessQueue:
         "max_offset",
         "on_room",
         "queue",
+        "release_ms",
         "room_at",
         "stats",
         "taken",
@@ -67,6 +68,8 @@ class ProcessQueue:
         self.listener_done: asyncio.Event | None = None
         """Orderly consumption: set when the listener that runs now has returned."""
         self.unlock_tries = 0
+        self.release_ms: float | None = None
+        """Orderly consumption: when it was first tried to let the queue go."""
         self.on_room: Callable[[], None] | None = None
         """Called once when no more than `room_at` messages are cached: a pull waits for it."""
         self.room_at = 0

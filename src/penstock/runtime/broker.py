@@ -35,6 +35,10 @@ REFUSED_RETRY_MS = 1_000
 class BrokerRuntime:
     """Implements transport.Service for one broker. `open`, `start` and `stop` once each, on one loop."""
 
+    worker = Worker
+    """Where disk work is done; a simulation does it at once."""
+    tick_seconds = TICK_SECONDS
+
     def __init__(
         self,
         settings: BrokerSettings,
@@ -80,8 +84,8 @@ class BrokerRuntime:
 
     def _open_broker(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._writer = Worker("penstock-flush")
-        self._upkeep = Worker("penstock-upkeep")
+        self._writer = self.worker("penstock-flush")
+        self._upkeep = self.worker("penstock-upkeep")
         try:
             self.broker = Broker(
                 self.settings,
@@ -195,7 +199,7 @@ class BrokerRuntime:
     # ---- time ---------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        self._timer = self._loop.call_later(self.tick_seconds, self._tick)
         now = now_ms()
         self.broker.tick(now)
         jobs: list[Callable[[], None]] = self.store.tick(now)

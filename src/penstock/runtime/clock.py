@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+source: Callable[[], int] = time.time_ns
+"""Nanoseconds since 1970; a simulation puts its own clock here."""
 
 
 def now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return source() // 1_000_000

@@ -222,16 +222,16 @@ async def test_an_ack_never_carries_the_handle_that_an_extension_replaced(
 
     cluster.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, lambda request: waiting.append(request))
     cluster.on(RequestCode.ACK_MESSAGE, lambda request: request.reply())
-    async with cluster.running("b1"), consumer(cluster, quick, listener, pop_invisible_ms=600) as running:
+    async with cluster.running("b1"), consumer(cluster, quick, listener, pop_invisible_ms=2_000) as running:
         await eventually(lambda: waiting)
         ended.set()
         await eventually(lambda: running.pool.outstanding == 0)
         await asyncio.sleep(0.05)
         assert not cluster.sent(RequestCode.ACK_MESSAGE)
-        header = ChangeMessageInvisibletimeResponseHeader(1_700_000_000_999, 600, 4)
+        header = ChangeMessageInvisibletimeResponseHeader(1_700_000_000_999, 2_000, 4)
         waiting[0].peer.send(waiting[0].reply(header=header))
         await eventually(lambda: cluster.sent(RequestCode.ACK_MESSAGE))
-    assert cluster.sent(RequestCode.ACK_MESSAGE)[0].ext["extraInfo"] == "5 1700000000999 600 4 0 b1 0 5"
+    assert cluster.sent(RequestCode.ACK_MESSAGE)[0].ext["extraInfo"] == "5 1700000000999 2000 4 0 b1 0 5"
 
 
 async def test_an_orderly_pop_repeats_its_attempt_only_when_the_answer_was_lost(

@@ -100,12 +100,12 @@ async def test_the_whole_batch_stays_here_while_its_first_message_takes_long(
     await set_mode("POP", queues=1)
     await put(server, topic, keys=1, each=5)
     seen: list[tuple[str, bytes]] = []
-    consumers = {name: make(server, group, quick, name, pop_invisible_ms=600) for name in ("one", "two")}
+    consumers = {name: make(server, group, quick, name, pop_invisible_ms=1_500) for name in ("one", "two")}
     for name, consumer in consumers.items():
 
         async def slow_at_first(message: Any, name: str = name) -> None:
             if message.body == b"0-0":
-                await asyncio.sleep(1.5)  # more than two leases
+                await asyncio.sleep(3.5)  # more than two leases
             seen.append((name, message.body))
 
         consumer.on(topic)(slow_at_first)

@@ -265,7 +265,7 @@ async def test_the_result_of_a_listener_slower_than_its_lease_is_discarded(
     attempts: list[int] = []
     release = threading.Event()
     tap = Wiretap()
-    popper = consumer(pop_invisible_ms=300, pop_renew=False, rpc_hooks=[tap])
+    popper = consumer(pop_invisible_ms=1_500, pop_renew=False, rpc_hooks=[tap])
 
     @popper.on(topic)
     def slow_at_first(message: Any) -> None:
@@ -292,20 +292,20 @@ async def test_a_lease_is_extended_while_the_listener_works(
     attempts: list[int] = []
     done: list[int] = []
     tap = Wiretap()
-    popper = consumer(pop_invisible_ms=400, rpc_hooks=[tap])
+    popper = consumer(pop_invisible_ms=2_000, rpc_hooks=[tap])
 
     @popper.on(topic)
     async def slow(message: Any) -> None:
         attempts.append(message.reconsume_times)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(4.5)
         done.append(message.reconsume_times)
 
     async with popper:
         await eventually(lambda: done)
         await eventually(lambda: tap.sent(RequestCode.ACK_MESSAGE))
-        await asyncio.sleep(0.6)  # longer than the lease: an ack with an old handle would not have counted
+        await asyncio.sleep(2.2)  # longer than the lease: an ack with an old handle would not have counted
     assert attempts == [0]
-    assert len(tap.sent(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)) >= 3
+    assert len(tap.sent(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)) >= 2
 
 
 async def test_a_listener_past_its_consume_timeout_is_not_helped_any_longer(
@@ -314,7 +314,7 @@ async def test_a_listener_past_its_consume_timeout_is_not_helped_any_longer(
     await set_mode("POP")
     await put(server, topic, b"x")
     attempts: list[int] = []
-    popper = consumer(pop_invisible_ms=300, consume_timeout_ms=700)
+    popper = consumer(pop_invisible_ms=1_500, consume_timeout_ms=1_000)
 
     @popper.on(topic)
     async def hang_at_first(message: Any) -> None:
@@ -325,7 +325,7 @@ async def test_a_listener_past_its_consume_timeout_is_not_helped_any_longer(
     async with popper:
         began = time.monotonic()
         await eventually(lambda: len(attempts) == 2)
-        assert time.monotonic() - began > 0.5
+        assert time.monotonic() - began > 1.4
         await popper.stop(timeout_ms=0)
     assert attempts == [0, 1]
 
@@ -336,12 +336,12 @@ async def test_messages_that_wait_too_long_for_a_listener_go_back_without_counti
     await set_mode("POP", queues=1)
     await put(server, topic, *numbers(8))
     counts: list[int] = []
-    popper = consumer(pop_invisible_ms=1_000, consume_threads=1)
+    popper = consumer(pop_invisible_ms=2_000, consume_threads=1)
 
     @popper.on(topic)
     def slow(message: Any) -> None:
         counts.append(message.reconsume_times)
-        time.sleep(0.3)
+        time.sleep(0.4)
 
     async with popper:
         await eventually(lambda: len(counts) == 8)

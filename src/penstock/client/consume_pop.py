@@ -13,6 +13,7 @@ from penstock.client.pop_consumption import PopConsumption
 from penstock.client.pop_queue import PopQueue
 from penstock.client.popped import PoppedMessage
 from penstock.client.send_back import DEFAULT_MAX_RECONSUME
+from penstock.client.stats import TopicStats
 from penstock.client.workers import Job
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class ConsumePop(PopConsumption):
 
     def finished(self, jobs: list[Job]) -> None:
         acked: list[PoppedMessage] = []
+        spent: dict[TopicStats, list[float]] = {}
         for job in jobs:
             assert isinstance(job, PopJob)
             if job.return_type is None:
@@ -72,17 +74,20 @@ class ConsumePop(PopConsumption):
                     if not message.lost:
                         self.keeper.give_back(message)
                 continue
-            stats = job.pop_queue.stats
-            stats.consume_rt.add(job.spent_ms)
+            spent.setdefault(job.pop_queue.stats, []).append(job.spent_ms)
             count = len(job.popped)
             good = min(count, max(0, job.ack_index + 1)) if job.status is ConsumeStatus.SUCCESS else 0
-            stats.consume_ok.add(good)
-            acked += self._still_ours(job.popped[:good])
-            if good < count:
-                stats.consume_failed.add(count - good)
-                for message in self._still_ours(job.popped[good:]):
-                    self._consumer.spawn(self._failed(message, job.delay_level))
-        self.leases.ack_soon(acked)
+            job.pop_queue.stats.consume_ok.add(good)
+            if good == count:
+                acked += job.popped
+                continue
+            acked += job.popped[:good]
+            job.pop_queue.stats.consume_failed.add(count - good)
+            for message in self._still_ours(job.popped[good:]):
+                self._consumer.spawn(self._failed(message, job.delay_level))
+        for stats, times_ms in spent.items():
+            stats.consume_rt.add(sum(times_ms), len(times_ms))
+        self.leases.ack_soon(self._still_ours(acked))
 
     async def _failed(self, message: PoppedMessage, level: int) -> None:
         """It comes again by itself, after the delay of its attempt or of the level the listener chose."""

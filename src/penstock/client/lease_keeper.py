@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final
 
 from penstock.client.leases import Leases
+from penstock.client.pop_queue import PopQueue
 from penstock.client.popped import PoppedMessage
 from penstock.errors import LeaseLost, PenstockError
 
@@ -45,15 +46,18 @@ class LeaseKeeper:
         """Messages that are neither acked, put off nor lost."""
         self._working: set[asyncio.Task[None]] = set()
 
-    def add(self, message: PoppedMessage) -> None:
-        self.open.add(message)
-
-    def settle(self, message: PoppedMessage) -> None:
-        """Nothing more is to be done for a message. Saying so twice changes nothing."""
-        if message in self.open:
-            self.open.remove(message)
-            if message.pop_queue is not None:
-                message.pop_queue.settled()
+    def settle(self, *messages: PoppedMessage) -> None:
+        """Nothing more is to be done for these. Saying so twice changes nothing."""
+        told: set[PopQueue] = set()
+        for message in messages:
+            if message in self.open:
+                self.open.remove(message)
+                pop_queue = message.pop_queue
+                if pop_queue is not None:
+                    pop_queue.unacked -= 1
+                    told.add(pop_queue)
+        for pop_queue in told:
+            pop_queue.tell()
 
     async def run(self) -> None:
         pause_ms = max(SHORTEST_LOOK_MS, min(self._invisible_ms / LOOKS_PER_LEASE, LONGEST_LOOK_MS))

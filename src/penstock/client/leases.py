@@ -29,10 +29,13 @@ LONGEST_RETRY_MS: Final = 2_000
 
 
 class Leases:
-    """Of one consumer. `settled` is told of every message whose ack needs no more care."""
+    """Of one consumer. `settled` is told of messages whose ack needs no more care."""
 
     def __init__(
-        self, instance: ClientInstance, group: str, settled: Callable[[PoppedMessage], None] | None = None
+        self,
+        instance: ClientInstance,
+        group: str,
+        settled: Callable[[Sequence[PoppedMessage]], None] | None = None,
     ) -> None:
         self._instance = instance
         self._group = group
@@ -78,12 +81,9 @@ class Leases:
     async def _try_acks(self, broker_name: str, messages: Sequence[PoppedMessage]) -> list[PoppedMessage]:
         """Those that should be tried again."""
         now = self._instance.loop.time()
-        live = []
-        for message in messages:
-            if message.lost or now >= message.deadline:
-                self._done(message)
-            else:
-                live.append(message)
+        live = [message for message in messages if not message.lost and now < message.deadline]
+        if len(live) < len(messages):
+            self._done([message for message in messages if message.lost or now >= message.deadline])
         if not live:
             return []
         try:
@@ -93,13 +93,12 @@ class Leases:
             log.log(level, "ack of %d message(s) failed at %s: %s", len(live), broker_name, error)
             if error.retriable:
                 return live
-        for message in live:
-            self._done(message)
+        self._done(live)
         return []
 
-    def _done(self, message: PoppedMessage) -> None:
+    def _done(self, messages: Sequence[PoppedMessage]) -> None:
         if self._settled is not None:
-            self._settled(message)
+            self._settled(messages)
 
     async def flush(self, timeout_ms: float) -> None:
         """Waits for the acks under way, for so long."""

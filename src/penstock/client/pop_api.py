@@ -186,23 +186,26 @@ class PopApi:
 def batch_of(group: str, acks: Iterable[tuple[str, Handle]]) -> BatchAckMessageRequestBody:
     """Handles of one popped batch become one entry with a bit for each message."""
     broker_name = ""
-    bits: dict[tuple[str, Handle], int] = {}
+    bits: dict[tuple[object, ...], int] = {}
+    firsts: dict[tuple[object, ...], tuple[str, Handle]] = {}
     for topic, handle in acks:
+        batch = (topic, *handle[:-1])  # everything but the offset
+        firsts.setdefault(batch, (topic, handle))
+        bits[batch] = bits.get(batch, 0) | 1 << handle.offset - handle.start_offset
+    entries = []
+    for mask, (topic, handle) in zip(bits.values(), firsts.values(), strict=True):
         broker_name = handle.broker_name
-        key = (topic, handle._replace(offset=0))
-        bits[key] = bits.get(key, 0) | 1 << handle.offset - handle.start_offset
-    entries = [
-        BatchAck(
-            consumer_group=group,
-            topic=topic,
-            retry=handle.retry_flag,
-            start_offset=handle.start_offset,
-            queue_id=handle.queue_id,
-            revive_queue_id=handle.revive_queue_id,
-            pop_time=handle.pop_ms,
-            invisible_time=handle.invisible_ms,
-            bit_set=mask.to_bytes((mask.bit_length() + 7) // 8, "little"),
+        entries.append(
+            BatchAck(
+                consumer_group=group,
+                topic=topic,
+                retry=handle.retry_flag,
+                start_offset=handle.start_offset,
+                queue_id=handle.queue_id,
+                revive_queue_id=handle.revive_queue_id,
+                pop_time=handle.pop_ms,
+                invisible_time=handle.invisible_ms,
+                bit_set=mask.to_bytes((mask.bit_length() + 7) // 8, "little"),
+            )
         )
-        for (topic, handle), mask in bits.items()
-    ]
     return BatchAckMessageRequestBody(broker_name, entries)

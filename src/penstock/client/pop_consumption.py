@@ -32,14 +32,14 @@ class PopConsumption:
         self.hooks = ConsumeHooks(settings.group, consumer.consume_hooks)
         self.timeout_ms = settings.consume_timeout_ms
         self.stopping = False
-        self.leases = Leases(consumer.instance, settings.group, self._settle)
+        self.leases = Leases(consumer.instance, settings.group, self._acked)
         self.keeper = LeaseKeeper(consumer, self.leases, self._in_use)
         self._over_limit = over_limit
         self._least_left = GIVE_BACK_BELOW * settings.pop_invisible_ms / 1000
         self._batch = 1 if self.listeners.one_by_one else settings.consume_batch
 
-    def _settle(self, message: PoppedMessage) -> None:
-        self.keeper.settle(message)
+    def _acked(self, messages: Sequence[PoppedMessage]) -> None:
+        self.keeper.settle(*messages)
 
     def _in_use(self, message: PoppedMessage, now: float) -> bool:
         """Whether a listener works on it, and may go on doing so."""
@@ -47,11 +47,11 @@ class PopConsumption:
 
     def submit(self, pop_queue: PopQueue, messages: Sequence[PoppedMessage]) -> None:
         """Takes what was just popped, of one topic."""
+        pop_queue.unacked += len(messages)
+        self.keeper.open.update(messages)
         wanted = []
         for message in messages:
             message.pop_queue = pop_queue
-            pop_queue.unacked += 1
-            self.keeper.add(message)
             if self.stopping:
                 self.keeper.give_back(message)
             elif self._over_limit.is_over(message):
@@ -81,7 +81,7 @@ class PopConsumption:
                 live.append(message)
                 continue
             message.lost = True
-            self._settle(message)
+            self.keeper.settle(message)
             log.warning(
                 "a listener took longer with message %s than its lease lasts, its result is discarded",
                 message.message_id,
@@ -93,13 +93,13 @@ class PopConsumption:
             await self.leases.change(message, delay_ms)
         except PenstockError as error:
             log.warning("message %s comes again when its lease ends: %s", message.message_id, error)
-        self._settle(message)
+        self.keeper.settle(message)
 
     async def _dead(self, message: PoppedMessage) -> None:
         if await self._over_limit.put_away(message):
             self.leases.ack_soon([message])
         else:
-            self._settle(message)
+            self.keeper.settle(message)
 
     async def stop(self, timeout_ms: float) -> None:
         """After the workers have been waited for: what no listener has begun goes back to the broker."""

@@ -25,13 +25,10 @@ class PopQueue:
 
     def drop(self) -> None:
         self.dropped = True
-        self._tell()
+        self.tell()
 
-    def settled(self) -> None:
-        self.unacked -= 1
-        self._tell()
-
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Whoever waits for fewer unacked messages, or for the end, looks again."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.client.pop_api import PopResult
@@ -59,60 +58,62 @@ def popped_messages(
     result: PopResult, asked: MessageQueue, group: str, received: float
 ) -> list[PoppedMessage]:
     """The messages of an answer, with their leases. `asked` is the queue of the request, maybe -1."""
-    topic, broker_name = asked.topic, asked.broker_name
+    topic = asked.topic
     with_retries = any(not key.startswith(NORMAL) for key in result.start_offsets)
-    places: dict[str, _Place] = {}
+    # A light queue is one queue, wherever its messages are stored.
+    light = topic.startswith(LMQ_PREFIX)
+    deadline = received + result.invisible_ms / 1000
+    places: dict[tuple[str, int], _Place] = {}
     messages = []
+    flag, given = NORMAL, None
     for record in result.records():
-        text = record.find(Key.POP_CK) if with_retries else None
-        try:
-            given = parse_handle(text) if text is not None else None
-        except InvalidArgument as error:
-            raise CorruptRecord(f"a message from {broker_name} has a bad handle: {error}") from None
-        flag = retry_flag(record.topic) if given is None else given.retry_flag
-        queue_id = record.queue_id
-        if flag == NORMAL and topic.startswith(LMQ_PREFIX):
-            queue_id = 0  # a light queue is one queue, wherever its messages are stored
-        key = f"{flag}@{queue_id}"
-        place = places.get(key)
+        if with_retries:
+            given = _given_handle(record, asked.broker_name)
+            flag = retry_flag(record.topic) if given is None else given.retry_flag
+        queue_id = 0 if light and flag == NORMAL else record.queue_id
+        place = places.get((flag, queue_id))
         if place is None:
-            queue = MessageQueue(real_topic(topic, group, flag), broker_name, queue_id)
-            place = places[key] = _Place(result, key, queue, record.queue_offset)
-        handle = given or place.next_handle(result, flag, record.queue_offset)
+            queue = MessageQueue(real_topic(topic, group, flag), asked.broker_name, queue_id)
+            place = places[flag, queue_id] = _Place(result, flag, queue, record.queue_offset)
+        handle = given or place.next_handle(record.queue_offset)
         message = PoppedMessage(record, place.info, topic, handle)
-        message.deadline = received + result.invisible_ms / 1000
+        message.deadline = deadline
         if result.order_counts:
             count = result.order_counts.get(f"{flag}@qo{queue_id}%{handle.offset}")
             if count is None:
-                count = result.order_counts.get(key, 0)
+                count = result.order_counts.get(f"{flag}@{queue_id}", 0)
             message.reconsume_times = max(count, message.reconsume_times)
         messages.append(message)
     return messages
 
 
+def _given_handle(record: RecordView, broker_name: str) -> Handle | None:
+    """Retries that the broker shows under their normal topic come with their handle."""
+    text = record.find(Key.POP_CK)
+    try:
+        return parse_handle(text) if text is not None else None
+    except InvalidArgument as error:
+        raise CorruptRecord(f"a message from {broker_name} has a bad handle: {error}") from None
+
+
 class _Place:
     """One queue of an answer. Its offsets are told in the header, in the order of its messages."""
 
-    __slots__ = ("info", "offsets", "position", "start")
+    __slots__ = ("info", "offsets", "pattern")
 
-    def __init__(self, result: PopResult, key: str, queue: MessageQueue, first_offset: int) -> None:
+    def __init__(self, result: PopResult, flag: str, queue: MessageQueue, first_offset: int) -> None:
+        key = f"{flag}@{queue.queue_id}"
         self.info = PullInfo(queue, 0, 0)
-        self.start = result.start_offsets.get(key, first_offset)
-        self.offsets: Sequence[int] = result.message_offsets.get(key, ())
-        self.position = 0
-
-    def next_handle(self, result: PopResult, flag: str, stored_offset: int) -> Handle:
-        position = self.position
-        self.position += 1
-        offset = self.offsets[position] if position < len(self.offsets) else stored_offset
-        queue = self.info.queue
-        return Handle(
-            self.start,
+        self.offsets = iter(result.message_offsets.get(key, ()))
+        self.pattern = (
+            result.start_offsets.get(key, first_offset),
             result.pop_ms,
             result.invisible_ms,
             result.revive_queue_id,
             flag,
             queue.broker_name,
             queue.queue_id,
-            offset,
         )
+
+    def next_handle(self, stored_offset: int) -> Handle:
+        return Handle(*self.pattern, next(self.offsets, stored_offset))

@@ -13,6 +13,7 @@ import pytest
 from penstock import ConsumeFrom, Message, MessageQueue, Producer, PushConsumer
 from penstock.admin import AdminClient, TopicSettings, set_consume_mode
 from penstock.client.config import Timings
+from penstock.errors import WrongState
 from penstock.testing import RunningBroker, broker
 
 FIRST = ConsumeFrom.FIRST_OFFSET
@@ -53,6 +54,8 @@ async def test_from_pull_to_pop_a_running_consumer_goes_on_at_the_committed_offs
         await set_mode("POP")
         await eventually(lambda: consumer.pop_service.queues)
         assert {queue.topic for queue in consumer.rebalancer.queues} == {f"%RETRY%{group}"}
+        with pytest.raises(WrongState, match="reset it there"):
+            await consumer.reset_offset_by_timestamp(0)
         await put(server, topic, *numbers(50, 50))
         await eventually(lambda: len(got) == 100)
     assert sorted(got) == sorted(numbers(100))

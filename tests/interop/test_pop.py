@@ -6,11 +6,13 @@ Every test runs against both brokers, so what is asked of ours is what Apache's 
 from __future__ import annotations
 
 import collections
+import json
 import time
 
 import pytest
 
 from penstock import Message, SimpleConsumer, sync
+from penstock.cli import main
 from penstock.client.config import ConsumeFrom
 
 pytestmark = pytest.mark.interop
@@ -212,3 +214,40 @@ def test_our_simple_consumer_receives_extends_and_acks(server, topic, group, set
         assert [(message.body, message.reconsume_times) for message in again] == [(messages[2].body, 1)]
         consumer.ack(again[0])
         assert consumer.receive(wait_ms=3_000) == []
+
+
+def test_our_command_line_sets_and_shows_the_mode_and_the_lag(
+    server, topic, group, set_mode, member, producer, until, capsys
+):
+    def penstock(*args):
+        code = main([*args, "-n", server.name_server])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    set_mode("PULL")
+    said = penstock("mqadmin", "setConsumeMode", "-c", server.cluster, "-t", topic, "-g", group, "-m", "POP")
+    assert said[0] == 0, said
+    code, out = penstock("group", "mode", "get", group, "--json")
+    assert code == 0
+    assert [(mode["topic"], mode["mode"]) for mode in json.loads(out)] == [(topic, "POP")]
+    consumer = member("python")
+    until(lambda: consumer.popping() == [-1], 60, consumer.popping)
+    sent = send(producer, topic, "m", 40)
+    until(lambda: seen_by(consumer).keys() == sent.keys(), 60)
+    consumer.stop()
+    send(producer, topic, "later", 12)
+
+    def waiting():
+        code, out = penstock("group", "show", group, "--json")
+        assert code == 0, out
+        return [lag["ready"] for lag in json.loads(out)["lags"] if lag["topic"] == topic]
+
+    until(lambda: waiting() == [12], 60, waiting)
+    code, out = penstock("group", "list", "--topic", topic)
+    assert code == 0
+    assert group in out
+    code, out = penstock("group", "leases", group)
+    if server.broker_name == "broker-a":
+        assert (code, "is not a broker of Penstock's: it lists no leases" in out) == (1, True)
+    else:
+        assert (code, out.endswith("0 message(s) in flight\n")) == (0, True)

@@ -14,9 +14,10 @@ from penstock.admin import AdminClient, consume_modes, group_lags, set_consume_m
 from penstock.admin.modes import PULL, topic_masters
 from penstock.cli.output import print_json, print_table
 from penstock.cli.verbs import add_cluster, add_verb
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, ServerError
 from penstock.message.names import is_retry_topic
 from penstock.wire.bodies import GroupLag, LeaseInfo, SetMessageRequestModeRequestBody
+from penstock.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from penstock.cli.verbs import Subparsers
@@ -168,7 +169,14 @@ async def _show(admin: AdminClient, args: argparse.Namespace) -> None:
 async def _leases(admin: AdminClient, args: argparse.Namespace) -> None:
     if args.limit < 1:
         raise InvalidArgument(f"--limit must be 1 or more, not {args.limit}")
-    found = await admin.leases(args.group, args.topic, at_most=args.limit)
+    try:
+        found = await admin.leases(args.group, args.topic, at_most=args.limit)
+    except ServerError as error:
+        if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise InvalidArgument(
+                f"{error.address} is not a broker of Penstock's: it lists no leases"
+            ) from None
+        raise
     if args.json:
         print_json({"group": args.group, "total": found.total, "leases": found.leases})
         return

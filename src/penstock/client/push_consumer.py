@@ -23,7 +23,7 @@ from penstock.client.pulling import Puller
 from penstock.client.rebalance import Assignment, Rebalancer
 from penstock.client.subscriptions import subscription_data
 from penstock.client.workers import WorkerPool, report_to_services
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, PenstockError, WrongState
 from penstock.message.names import retry_topic
 from penstock.message.queue import MessageQueue
 from penstock.message.record import RecordView
@@ -222,6 +222,12 @@ class PushConsumer(ConsumerBase):
 
     async def reset_offset_by_timestamp(self, timestamp_ms: int) -> None:
         """Starts all own queues of the subscribed topics anew at a time."""
+        popped = sorted({queue.topic for queue in self.pop_service.queues})
+        if popped:
+            raise WrongState(
+                f"group {self.group} pops {', '.join(popped)}: its progress is the brokers' business; "
+                "reset it there, with AdminClient.reset_offset"
+            )
         for topic in self.topics():
             if topic == retry_topic(self.group):
                 continue

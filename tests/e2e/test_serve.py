@@ -168,6 +168,8 @@ def test_a_path_that_cannot_be_a_directory_is_named(
 ) -> None:
     (tmp_path / "file").write_text("x")
     refused(penstock(*options(tmp_path / place)), str(tmp_path / place), "ot a directory")
+    alone = penstock("namesrv", "--data", str(tmp_path / place), "--namesrv-port", "0")
+    refused(alone, str(tmp_path / place), "Not a directory")
     assert (tmp_path / "file").read_text() == "x"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from penstock.errors import StoreError
 from penstock.message.ids import pack_host
 from penstock.namesrv import NameServer, NamesrvSettings
 from penstock.runtime.clock import now_ms
@@ -41,7 +42,10 @@ class NamesrvRuntime:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def start(self) -> None:
-        self._data.mkdir(parents=True, exist_ok=True)
+        try:
+            self._data.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise StoreError(f"{self._data}: Not a directory; give another data directory") from None
         files = ConfigFiles(RealDisk(self._data))
         self._core = NameServer(self._settings, files, now_ms=now_ms())
         await self._server.start()

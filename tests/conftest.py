@@ -61,7 +61,7 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not ready_file.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
@@ -77,7 +77,7 @@ class Running:
         return self.end()
 
     def end(self) -> tuple[int, str, str]:
-        output, errors = self.process.communicate(timeout=30)
+        output, errors = self.process.communicate(timeout=60)
         return self.process.returncode, output, errors
 
 
@@ -116,7 +116,7 @@ def penstock() -> Callable[..., subprocess.CompletedProcess[str]]:
             [sys.executable, "-m", "penstock.cli", *arguments],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
             env={**os.environ, **environment},
         )

@@ -173,7 +173,7 @@ Eventually = Callable[..., Awaitable[None]]
 def eventually() -> Eventually:
     """Waits for a condition; fails with what it saw last."""
 
-    async def wait(condition: Callable[[], Any], seconds: float = 8.0) -> None:
+    async def wait(condition: Callable[[], Any], seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, (

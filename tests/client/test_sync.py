@@ -17,7 +17,7 @@ from penstock.errors import WrongState
 from penstock.testing import RunningBroker
 
 
-def wait_for(condition: Any, seconds: float = 8.0) -> None:
+def wait_for(condition: Any, seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -26,7 +26,7 @@ from penstock.wire.frame import FrameDecoder
 PAIRS = Path(__file__).parents[1] / "golden" / "wire"
 ONEWAY = 2
 BODY_LIMIT = 4 << 20
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Wire:

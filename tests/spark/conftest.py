@@ -86,7 +86,7 @@ class Topics:
         for address in self.addresses().values():
             answer = self.brokers.run(request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header))
             assert answer.code == 0, answer.remark
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while True:
             route = self.brokers.run(self.brokers.api.topic_route(topic))
             counts = [data.read_queue_nums for data in route.queue_datas] if route is not None else []
@@ -131,7 +131,7 @@ class Topics:
             send = self.brokers.api.send(address, RequestCode.SEND_BATCH_MESSAGE, header, body, 5_000)
             answer = self.brokers.run(send)
             assert answer.code == 0, answer.remark
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while self.brokers.run(self.brokers.api.max_offset(address, queue)) < end:
             assert time.monotonic() < deadline, "acknowledged messages do not become visible"
             time.sleep(0.01)

@@ -128,7 +128,7 @@ def test_queues_of_a_broker_that_is_down_wait_and_catch_up_later(own: tuple[Runn
     running.stop()
     assert reader.latestOffset(start, reader.getDefaultReadLimit()) is start
     running.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while reader.latestOffset(start, reader.getDefaultReadLimit()) is start:
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -116,7 +116,7 @@ def talking() -> Callable[..., Any]:
     return serve
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Waits for something that the other side brings about; fails if it does not."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():

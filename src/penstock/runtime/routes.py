@@ -50,7 +50,7 @@ class Routes:
 
     def _refresh_all(self) -> None:
         self._refresh = None
-        for topic in self._known:
+        for topic in (*self._known, *self._asking):  # one that is being asked for is to be refreshed, too
             self._ask(topic)
 
     async def _fetch(self, topic: str) -> None:

@@ -16,9 +16,9 @@ from penstock.runtime.registration import Registrar
 from penstock.testing import SMALL_FILES, RunningBroker
 from penstock.transport.client import Connection
 from penstock.transport.server import Server
-from penstock.wire.bodies import RegisterBrokerBody, TopicRouteData
+from penstock.wire.bodies import QueueData, RegisterBrokerBody, TopicRouteData
 from penstock.wire.codes import RequestCode
-from penstock.wire.command import encode_response
+from penstock.wire.command import decode_command, encode_command, encode_response
 
 SEND = {
     "a": "p",
@@ -95,7 +95,7 @@ async def send(address, topic):
     return answer.code
 
 
-async def until(condition, seconds=5.0):
+async def until(condition, seconds=30.0):
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "waited in vain"
@@ -231,6 +231,32 @@ def test_a_broker_knows_the_queues_of_its_topics_on_all_brokers(tmp_path, monkey
             await namesrv.stop()  # what was known goes on being the answer
             await asyncio.sleep(0.2)
             assert known.queues("shared")
+
+    asyncio.run(main())
+
+
+def test_a_route_whose_first_answer_was_slow_is_kept_up_to_date_all_the_same(monkeypatch):
+    """The time for a refresh comes while the first answer is still on its way."""
+    monkeypatch.setattr(routes, "REFRESH_SECONDS", 0.02)
+
+    class SlowAtFirst:
+        local = None
+        asked = 0
+
+        async def ask(self, code, header):
+            self.asked += 1
+            await asyncio.sleep(0.1 if self.asked == 1 else 0)
+            data = QueueData("b1", self.asked, self.asked, 6)
+            body = TopicRouteData(queue_datas=[data], broker_datas=[]).encode(strict=True)
+            return decode_command(encode_command(0, 1, flag=1, body=body)[4:])
+
+    async def main():
+        registrar = SlowAtFirst()
+        known = routes.Routes(registrar)
+        assert known.queues("t") is None
+        await until(lambda: registrar.asked > 2)
+        assert len(known.queues("t")) >= 2
+        known.stop()
 
     asyncio.run(main())
 

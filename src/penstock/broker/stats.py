@@ -100,7 +100,7 @@ class _Pair(NamedTuple):
 
 
 class _Puts:
-    """What one queue took since the last look."""
+    """What one queue took since the last sample."""
 
     __slots__ = ("is_user", "messages", "of_queue", "of_topic", "requests", "size_bytes")
 
@@ -131,21 +131,22 @@ class Morning(NamedTuple):
 class Statistics:
     def __init__(self, cluster_name: str, *, now_ms: int) -> None:
         self.boot_ms = now_ms
+        self.put_messages = 0
+        self.put_bytes = 0
         self.put_failures = 0
         self.put_max_ms = 0
         self.put_times = [0] * (len(PUT_TIME_BOUNDS_MS) + 1)
         self.found_pulls = 0
         self.missed_pulls = 0
         self.transferred_messages = 0
+        self.user_puts = 0
         self.user_gets = 0
         self.yesterday_morning = Morning()
         self.today_morning = Morning()
         self._cluster = cluster_name
         self._series: dict[tuple[str, str], Series] = {}
         self._overflow = Series()
-        self._put_messages = self._put_bytes = self._user_puts = 0
         self._puts: dict[tuple[str, int], _Puts] = {}
-        self._counted: list[_Puts] = []
         self._gets: dict[tuple[str, str, int], tuple[_Pair, _Pair, bool]] = {}
         self._seconds: deque[Totals] = deque([self._totals(now_ms)], maxlen=601)
         self._due_ms = [now_ms + period_ms for period_ms, _ in WINDOWS]
@@ -154,7 +155,7 @@ class Statistics:
     # ---- counting ---------------------------------------------------------------------------------------
 
     def count_put(self, topic: str, queue_id: int, messages: int, size_bytes: int) -> None:
-        """Stored messages of one request. Only noted here: `_add_up` does the sums when somebody looks."""
+        """Stored messages of one request; `_add_up` brings them to the series when those are sampled."""
         puts = self._puts.get((topic, queue_id))
         if puts is None:
             puts = self._puts[topic, queue_id] = _Puts(
@@ -162,39 +163,20 @@ class Statistics:
                 self._pair("QUEUE_PUT", f"{topic}@{queue_id}"),
                 not is_system_topic(topic),
             )
-        if not puts.requests:
-            self._counted.append(puts)
         puts.requests += 1
         puts.messages += messages
         puts.size_bytes += size_bytes
+        self.put_messages += messages
+        self.put_bytes += size_bytes
+        if puts.is_user:
+            self.user_puts += messages
 
     def _add_up(self) -> None:
-        for puts in self._counted:
-            messages, size_bytes = puts.messages, puts.size_bytes
-            puts.of_topic.add(messages, size_bytes, puts.requests)
-            puts.of_queue.add(messages, size_bytes, puts.requests)
-            self._put_messages += messages
-            self._put_bytes += size_bytes
-            if puts.is_user:
-                self._user_puts += messages
-            puts.requests = puts.messages = puts.size_bytes = 0
-        self._counted.clear()
-
-    @property
-    def put_messages(self) -> int:
-        self._add_up()
-        return self._put_messages
-
-    @property
-    def put_bytes(self) -> int:
-        self._add_up()
-        return self._put_bytes
-
-    @property
-    def user_puts(self) -> int:
-        """Without those to system topics."""
-        self._add_up()
-        return self._user_puts
+        for puts in self._puts.values():
+            if puts.requests:
+                puts.of_topic.add(puts.messages, puts.size_bytes, puts.requests)
+                puts.of_queue.add(puts.messages, puts.size_bytes, puts.requests)
+                puts.requests = puts.messages = puts.size_bytes = 0
 
     def count_put_failure(self) -> None:
         self.put_failures += 1
@@ -292,6 +274,7 @@ class Statistics:
             if now_ms >= self._due_ms[index]:
                 self._due_ms[index] = now_ms + period_ms
                 self._count_broker()
+                self._add_up()
                 for series in self._series.values():
                     series.sample(index, now_ms)
 

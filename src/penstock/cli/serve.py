@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.cli")
 
+SWITCH_SECONDS = 0.0005
+"""How long the thread that waits for the disk may be kept from telling that it is done."""
 GC_ALLOCATIONS = 50_000
 """Requests leave no cycles behind, so looking for them after every 700 allocations is wasted time."""
 
@@ -273,6 +275,7 @@ def _tune_process() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def stop_signal() -> asyncio.Event:

@@ -55,6 +55,7 @@ class BrokerRuntime:
         self._sync = settings.flush_disk_type == "SYNC_FLUSH"
         self._timer: asyncio.TimerHandle | None = None
         self._refused_ms = 0
+        self._turn_ms = 0
         """When the disk last refused a write; 0 while it takes them."""
 
     @property
@@ -157,9 +158,13 @@ class BrokerRuntime:
         self.broker.disconnected(peer, now_ms())
 
     def handle(self, peer: Peer, command: Command) -> None:
-        self.broker.handle(peer, command, now_ms())
+        now = self._turn_ms
+        if not now:
+            now = self._turn_ms = now_ms()  # one look at the clock for all requests of a turn
+        self.broker.handle(peer, command, now)
 
     def batch_end(self) -> None:
+        self._turn_ms = 0
         self._flush()
         self._registrar.changed()
 
@@ -172,15 +177,15 @@ class BrokerRuntime:
         flush = self.store.take_flush()
         if flush is None:
             return
-        if self._sync:
-            self._writer.submit(flush.run, functools.partial(self._flushed, flush))
-            return
         error = None
         try:
-            flush.write()
+            flush.write()  # into memory of the operating system: a thread would cost more than it saves
         except OSError as problem:
             error = problem
-        self._flushed(flush, error)
+        if self._sync and error is None:
+            self._writer.submit(flush.sync, functools.partial(self._flushed, flush))
+        else:
+            self._flushed(flush, error)
 
     def _flushed(self, flush: Flush, error: OSError | None) -> None:
         arrivals = self.store.flushed(flush, error)

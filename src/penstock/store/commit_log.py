@@ -135,7 +135,7 @@ class CommitLog:
 
 
 class Flush:
-    """One group on its way to the disk. `run` and `write` touch nothing but files."""
+    """One group on its way to the disk. `run`, `write` and `sync` touch nothing but files."""
 
     def __init__(
         self,
@@ -160,6 +160,10 @@ class Flush:
     def run(self) -> None:
         """Write everything and wait until it is on the medium."""
         self.write()
+        self.sync()
+
+    def sync(self) -> None:
+        """Wait until what was written is on the medium."""
         if self._file is not None and self._pieces:
             self._file.sync()
         if self.journal is not None:

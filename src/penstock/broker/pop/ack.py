@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 NO_CHANGE: Final = ChangeMessageInvisibletimeResponseHeader(0, 0, 0)
 """The header of refusals."""
+CHECKED_BATCHES: Final = 4_096
+NOT_GIVEN_OUT: Final = "the handle is not one that was given out"
 _FLAGS: Final = (NORMAL, RETRY_V1, RETRY_V2)
 
 
@@ -65,35 +67,63 @@ class Acks:
         self._leases = leases
         self._orders = orders
         self._wake = wake
+        self._checked: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+        """(handle without its message, topic, queue) → start, pop time, invisible time: a batch is acked
+        message by message, and its handles differ in the last number only."""
         self.handlers: dict[int, Handler] = {
             RequestCode.ACK_MESSAGE: self.ack,
             RequestCode.BATCH_ACK_MESSAGE: self.batch_ack,
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change,
         }
 
+    @property
+    def _crowd(self) -> int:
+        """More in flight than this, and a queue may be one that gives nothing until some of it is acked."""
+        return self._broker.settings.pop_inflight_message_threshold
+
     # ---- acking ---------------------------------------------------------------------------------
 
     def ack(self, peer: Peer, command: Command, now_ms: int) -> None:
         header = command.header(AckMessageHeader)
-        handle = self._check(peer, header, None, now_ms)
-        self._broker.check_backlog()
-        topic, group, queue_id, offset = header.topic, header.consumer_group, header.queue_id, header.offset
-        if handle.is_orderly:
-            self._ack_orderly(topic, group, queue_id, offset, handle.pop_ms, now_ms)
-        else:
-            found = self._find(topic, group, handle, None)
-            if found is not None:
-                self._release(*found, 1 << offset - handle.start_offset, now_ms)
+        broker = self._broker
+        broker.check_backlog()
+        batch, _, place = header.extra_info.rpartition(" ")
+        lease = self._checked.get((batch, header.topic, header.queue_id))
+        if lease is None or place != str(header.offset) or not self._ack(header, *lease, now_ms):
+            self._ack_checked(peer, header, batch, now_ms)
         # Also where nothing changed: what made this ack pointless may itself not be durable yet.
-        self._broker.reply(peer, command, position=self._broker.store.end)
+        broker.reply(peer, command, position=broker.store.end)
+
+    def _ack_checked(self, peer: Peer, header: AckMessageHeader, batch: str, now_ms: int) -> None:
+        handle = self._check(peer, header, None, now_ms)
+        start, pop_ms, invisible_ms, revive_queue_id = handle[:4]
+        if revive_queue_id == ORDER_REVIVE_QUEUE:
+            self._ack_orderly(
+                header.topic, header.consumer_group, header.queue_id, header.offset, pop_ms, now_ms
+            )
+            return
+        found = self._find(header.topic, header.consumer_group, handle, None)
+        if found is not None:
+            if len(self._checked) >= CHECKED_BATCHES:
+                self._checked.clear()
+            self._checked[batch, header.topic, header.queue_id] = (start, pop_ms, invisible_ms)
+            self._ack(header, start, pop_ms, invisible_ms, now_ms)
+
+    def _ack(self, header: AckMessageHeader, start: int, pop_ms: int, invisible_ms: int, now_ms: int) -> bool:
+        """False if there is no such message in flight."""
+        queue = self._leases.find_queue(header.topic, header.consumer_group, header.queue_id)
+        if queue is None or not self._leases.ack(queue, start, pop_ms, invisible_ms, header.offset):
+            return False
+        if queue.in_flight == self._crowd:
+            self._wake(queue.topic, queue.group, queue.queue_id, now_ms)
+        return True
 
     def _release(self, queue: LeaseQueue, lease: Lease, mask: int, now_ms: int) -> None:
         if not lease.unacked & mask:
             return
-        limit = self._broker.settings.pop_inflight_message_threshold
-        was_crowded = queue.in_flight > limit
+        was_crowded = queue.in_flight > self._crowd
         self._leases.release(queue, lease, mask)
-        if was_crowded and queue.in_flight <= limit:
+        if was_crowded and queue.in_flight <= self._crowd:
             self._wake(queue.topic, queue.group, queue.queue_id, now_ms)
 
     def _ack_orderly(
@@ -161,7 +191,7 @@ class Acks:
             return
         bits = int.from_bytes(entry.bit_set, "little")
         if lease.invisible_ms != entry.invisible_time or bits.bit_length() > lease.span:
-            raise _forged("the handles are not those that were given out", None)
+            raise _forged(NOT_GIVEN_OUT, None)
         self._release(queue, lease, bits, now_ms)
 
     # ---- changing -------------------------------------------------------------------------------
@@ -224,7 +254,8 @@ class Acks:
             )
         if not 0 <= queue_id < config.read_queue_nums:
             raise Refusal(ResponseCode.MESSAGE_ILLEGAL, bad_queue(peer, topic, queue_id, config), no_answer)
-        oldest, newest = broker.store.min_offset(topic, queue_id), broker.store.max_offset(topic, queue_id)
+        store = broker.store
+        oldest, newest = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         if not oldest <= header.offset <= (newest if no_answer is None else newest - 1):
             raise Refusal(
                 ResponseCode.NO_MESSAGE,
@@ -235,16 +266,21 @@ class Acks:
             handle = parse_handle(header.extra_info)
         except InvalidArgument as error:
             raise Refusal(ResponseCode.SYSTEM_ERROR, str(error), no_answer) from None
-        if handle.broker_name != broker.settings.broker_name:
-            raise _forged(f"the handle is of broker {handle.broker_name}", no_answer)
+        start, pop_ms, _, revive_queue_id, flag, name, given_queue_id, offset = handle
+        if name != broker.settings.broker_name:
+            raise _forged(f"the handle is of broker {name}", no_answer)
         if (
-            handle.queue_id != queue_id
-            or handle.offset != header.offset
-            or handle.retry_flag != retry_flag(topic)
-            or handle.start_offset > handle.offset
+            given_queue_id != queue_id
+            or offset != header.offset
+            or flag != retry_flag(topic)
+            or start > offset
         ):
             raise _forged("the handle is of another message", no_answer)
-        if not handle.is_orderly and handle.pop_ms > self._leases.latest_ms(now_ms):
+        if (
+            pop_ms > now_ms
+            and revive_queue_id != ORDER_REVIVE_QUEUE
+            and pop_ms > self._leases.latest_ms(now_ms)
+        ):
             raise _forged("the handle is of a pop that is yet to come", no_answer)
         return handle
 
@@ -256,7 +292,7 @@ class Acks:
         if queue is None or lease is None:
             return None
         if handle.invisible_ms != lease.invisible_ms or handle.offset - lease.start >= lease.span:
-            raise _forged("the handle is not the one that was given out", no_answer)
+            raise _forged(NOT_GIVEN_OUT, no_answer)
         return queue, lease
 
 

@@ -228,6 +228,35 @@ class Leases:
         record = self._put(queue, lease)
         return self._note(Kind.LEASED, queue.prefix + _OFFSET.pack(next_offset) + record)
 
+    def ack(self, queue: LeaseQueue, start: int, pop_ms: int, invisible_ms: int, offset: int) -> bool:
+        """One message is acked by its handle; False if it is not in flight. As `release`, but the busiest of
+        all requests, so without unpacking."""
+        key = start << _TIME_BITS | pop_ms
+        record = queue.leases.get(key)
+        if record is None:
+            return False
+        _, _, _, given_ms, flags = _HEAD.unpack_from(record)
+        bits_at = _HEAD.size + (_V6_BYTES if flags & _V6 else _V4_BYTES)
+        unacked = int.from_bytes(record[bits_at:], "little")
+        index = offset - start
+        if given_ms != invisible_ms or index < 0 or not unacked >> index & 1:
+            return False
+        bit = 1 << index
+        if unacked == bit:
+            del queue.leases[key]
+            self.count -= 1
+            self.due.ended(queue, pop_ms + given_ms)
+        else:
+            left = (unacked ^ bit).to_bytes(len(record) - bits_at, "little")
+            queue.leases[key] = record[:bits_at] + left
+        queue.in_flight -= 1
+        if flags & CHANGED:
+            queue.delayed -= 1
+        self.dirty = True
+        bits = bit.to_bytes(index // 8 + 1, "little")
+        self._note(Kind.LEASE_RELEASED, queue.prefix + _KEY.pack(start, pop_ms) + bits)
+        return True
+
     def release(self, queue: LeaseQueue, lease: Lease, mask: int) -> int:
         """Messages of a lease are acked, or have gone elsewhere; the journal position."""
         self._clear(queue, lease, mask)

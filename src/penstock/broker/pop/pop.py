@@ -37,6 +37,7 @@ TOO_LATE_MS: Final = 500
 PASSING_READS: Final = 16
 """Further reads in a queue where the filter wants nothing of what was read: so a pop gets through a long
 stretch soon, without keeping everybody else waiting."""
+REMEMBER_EVERY_MS: Final = 5_000
 NOTHING: Final = "NO_MESSAGE_IN_QUEUE"
 REVIVE_QUEUE: Final = 0
 NO_ANSWER: Final = PopResponseHeader(0, 0, 0, 0)
@@ -62,6 +63,7 @@ class _Batch:
 
     __slots__ = (
         "count",
+        "full",
         "header",
         "message_offsets",
         "order_counts",
@@ -82,6 +84,7 @@ class _Batch:
         self.wanted = wanted
         self.pop_ms = pop_ms
         self.count = 0
+        self.full = False
         self.size = 0
         self.rest = 0
         self.position = 0
@@ -93,10 +96,6 @@ class _Batch:
         self.message_offsets: list[str] = []
         self.order_counts: list[str] = []
 
-    @property
-    def is_full(self) -> bool:
-        return self.count >= self.header.max_msg_nums or self.size >= limits.POP_MAX_BYTES
-
 
 class Popper:
     def __init__(self, broker: Broker, leases: Leases, orders: OrderInfos, frontier: Frontier) -> None:
@@ -106,6 +105,8 @@ class Popper:
         self._leases = leases
         self._orders = orders
         self._frontier = frontier
+        self._remembered: dict[tuple[str, str, str | None, str | None], int] = {}
+        """Who asked for what, and when that was last noted."""
         self.held = HeldPops(broker.store, broker.offsets, broker.settings, self._resume)
         self.handlers: dict[int, Handler] = {RequestCode.POP_MESSAGE: self.pop}
 
@@ -184,6 +185,12 @@ class Popper:
     def _remember(self, header: PopHeader, now_ms: int) -> None:
         """So that the tools see what groups without heartbeat subscribe."""
         clients, group, topic = self._broker.clients, header.consumer_group, header.topic
+        what = (group, topic, header.exp, header.exp_type)
+        if self._remembered.get(what, 0) > now_ms - REMEMBER_EVERY_MS:
+            return
+        if len(self._remembered) >= limits.REMEMBERED_SUBSCRIPTIONS:
+            self._remembered.clear()
+        self._remembered[what] = now_ms
         if clients.consumer_group(group) is None:
             subscription = filters.request_subscription(topic, header.exp or None, header.exp_type)
             clients.remember_subscription(group, subscription, now_ms)
@@ -202,7 +209,7 @@ class Popper:
             self._collect_retries(batch, turn, now_ms)
         for queue_id in frontier.visit(header.topic, header.queue_id, turn):
             self._pop_queue(batch, header.topic, queue_id, now_ms)
-        if not retry_first and not header.order and not batch.is_full:
+        if not retry_first and not header.order and not batch.full:
             self._collect_retries(batch, turn, now_ms)
 
     def _collect_retries(self, batch: _Batch, turn: int, now_ms: int) -> None:
@@ -215,6 +222,11 @@ class Popper:
     def _pop_queue(self, batch: _Batch, topic: str, queue_id: int, now_ms: int) -> None:
         header, store = batch.header, self._store
         group = header.consumer_group
+        if batch.full:
+            offset = self._frontier.look(group, topic, queue_id)
+            if not header.order:
+                batch.rest += max(0, store.max_offset(topic, queue_id) - offset)
+            return
         if self._broker.offsets.take_reset(group, topic, queue_id) is not None:
             self._orders.drop_queue(topic, group, queue_id)
         begin = self._frontier.begin(group, topic, queue_id, header.init_mode, now_ms)
@@ -228,7 +240,7 @@ class Popper:
         newest = store.max_offset(topic, queue_id)
         if start == newest:
             return
-        if batch.is_full or self._is_crowded(topic, group, queue_id):
+        if self._settings.enable_pop_message_threshold and self._is_crowded(topic, group, queue_id):
             batch.rest += max(0, newest - start)
             return
         result = self._read(batch, topic, queue_id, start)
@@ -251,11 +263,8 @@ class Popper:
         batch.rest += max(0, result.max_offset - result.next_offset)
 
     def _is_crowded(self, topic: str, group: str, queue_id: int) -> bool:
-        settings = self._settings
-        if not settings.enable_pop_message_threshold:
-            return False
         queue = self._leases.find_queue(topic, group, queue_id)
-        return queue is not None and queue.in_flight > settings.pop_inflight_message_threshold
+        return queue is not None and queue.in_flight > self._settings.pop_inflight_message_threshold
 
     def _read(self, batch: _Batch, topic: str, queue_id: int, start: int) -> GetResult:
         return self._store.get(
@@ -304,7 +313,8 @@ class Popper:
             parts = result.parts
         batch.parts += parts
         batch.count += result.count
-        batch.size += sum(map(len, parts))
+        batch.size += result.bytes if parts is result.parts else sum(map(len, parts))
+        batch.full = batch.count >= header.max_msg_nums or batch.size >= limits.POP_MAX_BYTES
         self._broker.statistics.count_get(group, topic, queue_id, result.count, result.bytes)
         return True
 

@@ -243,6 +243,26 @@ class PopResponseHeader(HeaderStruct):
     msg_offset_info: str | None = None
     order_count_info: str | None = None
 
+    def json_ext(self) -> bytes:
+        if (
+            self.order_count_info is not None
+            or self.start_offset_info is None
+            or self.msg_offset_info is None
+        ):
+            return super().json_ext()
+        return (
+            b'{"popTime":"%d","invisibleTime":"%d","reviveQid":"%d","restNum":"%d","startOffsetInfo":"%b",'
+            b'"msgOffsetInfo":"%b"}'
+            % (
+                self.pop_time,
+                self.invisible_time,
+                self.revive_qid,
+                self.rest_num,
+                self.start_offset_info.encode(),  # digits, spaces, commas and semicolons
+                self.msg_offset_info.encode(),
+            )
+        )
+
 
 class PeekMessageHeader(RpcHeader):
     consumer_group: str

@@ -27,7 +27,7 @@ CONSUMERS = 16
 FILL_BATCH = 50
 BACKLOG = 500_000
 MANY = 1_000_000
-REVIVED = 2_000
+REVIVED = 500
 REVIVE_AFTER_MS = 3_000
 LATENCY_MESSAGES = 1_500
 SEND_EVERY_SECONDS = 0.004
@@ -50,6 +50,7 @@ class Measurement:
         self.broker_name = _broker_name(broker)
         self.figures: Figures = {}
         self._filled: dict[str, int] = {}
+        self._known: set[str] = set()
 
     def run(self, parts: list[str]) -> Figures:
         for part in parts:
@@ -104,7 +105,6 @@ class Measurement:
         topic = "PopRevive"
         self._fill(topic, REVIVED)
         hung = pop_load.Work(topic, "revive", self.broker_name, 1, REVIVE_AFTER_MS, ack="none")
-        began_ms = time.time() * 1000
         first: dict[bytes, int] = {}
         lags: list[float] = []
 
@@ -123,7 +123,6 @@ class Measurement:
         )
         alive = pop_load.Work(topic, "revive", self.broker_name, 32, poll_ms=1_000, seen=back)
         pop_load.consume(self.broker.host_port, alive, consumers=4, limit=len(first), seconds=30)
-        del began_ms
         self._percentiles("revive lag", lags)
 
     def in_flight(self) -> None:
@@ -172,11 +171,19 @@ class Measurement:
     def _fill(self, topic: str, count: int) -> None:
         """So many messages more; Apache shows them a while after it has confirmed them."""
         requests = frames.batches(topic, 2_000, FILL_BATCH, BODY_BYTES)
-        sends = -(-count // FILL_BATCH)
-        load.run(self.broker.host_port, requests, in_flight=16, limit=sends)
-        wanted = self._filled[topic] = self._filled.get(topic, 0) + sends * FILL_BATCH
-        while sum(self.broker.max_offset(topic, queue) for queue in range(frames.QUEUES)) < wanted:
-            time.sleep(0.1)
+        wanted = self._filled[topic] = self._filled.get(topic, 0) + count
+        while (missing := wanted - self._stored(topic)) > 0:  # a busy broker refuses some
+            load.run(self.broker.host_port, requests, in_flight=4, limit=-(-missing // FILL_BATCH))
+            seen = -1
+            while seen < self._stored(topic) < wanted:
+                seen = self._stored(topic)
+                time.sleep(0.3)
+
+    def _stored(self, topic: str) -> int:
+        if topic not in self._known:
+            self._known.add(topic)
+            return 0  # before the first send there is no topic to ask for
+        return sum(self.broker.max_offset(topic, queue) for queue in range(frames.QUEUES))
 
     def _percentiles(self, name: str, seconds: list[float]) -> None:
         ordered = sorted(seconds) or [float("nan")]

@@ -129,6 +129,8 @@ class World:
         self.flush()
         self.disk.error = None
         while not self.store.writable:
+            for history in self.histories.values():
+                history.started(self.now_ms + 2_000)  # nothing can come back meanwhile
             self.pass_time(2_000)
 
     def crash(self) -> None:

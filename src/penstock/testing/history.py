@@ -97,6 +97,7 @@ class History:
         """Since the last start the broker had to be ready from here on."""
         self._blind_ms = 0
         """Up to here some message may be with a consumer that was never told so."""
+        self._lost_until_ms: list[int] = []
 
     def _wrong(self, now_ms: int, message: str, problem: str) -> None:
         self.violations.append(f"at {now_ms}: {message} {problem}")
@@ -166,6 +167,11 @@ class History:
                 self._wrong(now_ms, message, f"is at offset {offset} of its batch instead of {first + place}")
             self.send_asked(message)
             self._messages[message].place = (queue, offset)
+        given = {message for _, message in batch}
+        for message, found in self._messages.items():
+            if found.place is not None and found.place[0] == queue and message not in given and found.leases:
+                found.leases.clear()  # a batch takes the place of the one before
+                found.unsure = True
         if first < state.first_open(state.confirmed):
             self._wrong(now_ms, batch[0][1], "came again after it and all in front of it were acked")
         state.confirmed = {offset for offset in state.confirmed if offset < first}  # those behind come again
@@ -174,13 +180,13 @@ class History:
 
     def ack_asked(self, handle: Hashable, now_ms: int) -> None:
         found, lease = self._find(handle)
+        if found is not None and found.place is not None:
+            queue, offset = found.place
+            self._queues[queue].asked.add(offset)
         if found is None or lease is None:
             return
         lease.ack_in_time = now_ms < lease.ends_ms
         found.unsure = True
-        if found.place is not None:
-            queue, offset = found.place
-            self._queues[queue].asked.add(offset)
 
     def acked(self, handle: Hashable) -> None:
         """The ack was answered with success."""
@@ -219,8 +225,14 @@ class History:
         return found, found.leases.get(handle)
 
     def pop_lost(self, now_ms: int, invisible_ms: int) -> None:
-        """A pop was never answered: some messages may be away for that long."""
+        """A pop was never answered: some messages may be away for that long, and handles of an orderly batch
+        may be replaced by others that nobody knows."""
         self._blind_ms = max(self._blind_ms, now_ms + invisible_ms)
+        self._lost_until_ms.append(now_ms + invisible_ms)
+        for found in self._messages.values():
+            if found.place is not None and found.leases:
+                found.leases.clear()
+                found.unsure = True
 
     def emptied(self, now_ms: int, messages: Iterable[str] | None = None) -> None:
         """A consumer could have had more, and there was nothing: of these messages, or of all.
@@ -263,8 +275,9 @@ class History:
 
     def crashed(self, now_ms: int) -> None:
         """Leases outlive a crash; but what was on its way back may have been copied twice."""
+        unknown = any(until_ms <= now_ms for until_ms in self._lost_until_ms)
         for found in self._messages.values():
-            if any(lease.ends_ms <= now_ms for lease in found.leases.values()):
+            if unknown or any(lease.ends_ms <= now_ms for lease in found.leases.values()):
                 found.doubtful = True
 
     def started(self, now_ms: int) -> None:

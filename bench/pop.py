@@ -20,7 +20,7 @@ import frames
 import load
 import pop_load
 import servers
-from broker import RESULTS, Figures, processor, report
+from broker import RESULTS, Figures, processor
 
 BODY_BYTES = 128
 CONSUMERS = 16
@@ -33,7 +33,10 @@ LATENCY_MESSAGES = 1_500
 SEND_EVERY_SECONDS = 0.004
 SETTLE_SECONDS = 1.0
 PARTS = ("rates", "latency", "revive", "in_flight")
-_STORE_MS = struct.Struct(">q")
+HOW_TO_READ = (
+    "ratio: above 1 is better for penstock (rates ours/theirs; latency, CPU and memory theirs/ours);",
+    "a star marks what is below. On a machine that others use, CPU for each message says more than rates.",
+)
 
 
 class Measurement:
@@ -195,6 +198,24 @@ class Measurement:
         print(f"   {name}: {value:,.1f}", file=sys.stderr)
 
 
+def table(flush: str, figures: dict[str, Figures]) -> list[str]:
+    names = list(dict.fromkeys(name for found in figures.values() for name in found))
+    lines = ["", f"{flush + ' flush':64}" + "".join(f"{kind:>14}" for kind in servers.BROKERS) + "   ratio"]
+    for name in names:
+        values = [figures.get(kind, {}).get(name) for kind in servers.BROKERS]
+        row = f"  {name:62}" + "".join(f"{'-' if v is None else format(v, ',.1f'):>14}" for v in values)
+        ours, theirs = values
+        if ours and theirs and "generator" not in name:
+            value = ratio(name, ours, theirs)
+            row += f"{value:8.2f}" + ("" if value >= 1 else "  *")
+        lines.append(row)
+    return lines
+
+
+def ratio(name: str, ours: float, theirs: float) -> float:
+    return ours / theirs if name.endswith("msgs/s") else theirs / ours
+
+
 def _keys(body: memoryview) -> list[bytes]:
     """The unique key of every message of a body."""
     found, position = [], 0
@@ -247,28 +268,33 @@ def main() -> None:
     parser.add_argument("--parts", choices=PARTS, nargs="+", default=list(PARTS), help="default: all")
     parser.add_argument("--many", type=int, default=MANY, help="messages in flight in the largest case")
     parser.add_argument(
-        "--only", choices=tuple(servers.BROKERS), action="append", help="default: both brokers; saves nothing"
+        "--only",
+        choices=tuple(servers.BROKERS),
+        action="append",
+        help="default: both brokers; what was measured before stays",
     )
     options = parser.parse_args()
-    results: dict[str, dict[str, Figures]] = {}
+    kept = RESULTS / "pop.json"
+    results: dict[str, dict[str, Figures]] = json.loads(kept.read_text()) if kept.exists() else {}
     head = [
         f"{os.cpu_count()} x {processor()}, Linux {platform.release()}, Python {platform.python_version()}; "
         f"{BODY_BYTES} B bodies, {CONSUMERS} consumers, {options.warm_up:g} s warm-up and "
         f"{options.seconds:g} s for each rate"
     ]
     for flush in options.flush or ["async", "sync"]:
-        results[flush] = {}
         for kind in options.only or list(servers.BROKERS):
             print(f"-- {kind}, {flush} flush", file=sys.stderr)
             with servers.BROKERS[kind](flush) as broker:
                 measurement = Measurement(broker, flush, options.seconds, options.warm_up, options.many)
-                results[flush][kind] = measurement.run(options.parts)
-    text = report(head, results)
+                figures = measurement.run(options.parts)
+            results.setdefault(flush, {}).setdefault(kind, {}).update(figures)
+            RESULTS.mkdir(exist_ok=True)
+            kept.write_text(json.dumps(results, indent=1) + "\n")
+    text = "\n".join(
+        [*head, *HOW_TO_READ, *(line for flush in results for line in table(flush, results[flush]))]
+    )
     print(text)
-    if options.only is None and options.parts == list(PARTS):
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "pop.txt").write_text(text + "\n")
-        (RESULTS / "pop.json").write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "pop.txt").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ HERE = Path(__file__).resolve().parent
 KINDS = ("task", "worker", "driver", "broker")
 WEIGHTS = (4, 3, 1, 2)
 QUEUES = 4
+START_ATTEMPTS = 5
+CLUSTER = "local-cluster[2,1,512]"
 
 
 @dataclass
@@ -94,14 +96,17 @@ class Driver:
         self.start()
 
     def start(self) -> None:
-        self.starts += 1
-        self._started.unlink(missing_ok=True)
-        with open(self._log, "ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
-        while not self._started.exists():
-            if self.process.poll() is not None:
-                raise AssertionError(f"the driver ended: {self._log.read_text()[-3000:]}")
-            time.sleep(0.1)
+        """Again and again, as a supervisor does: a driver may find the broker gone, or a machine too slow."""
+        for _ in range(START_ATTEMPTS):
+            self.starts += 1
+            self._started.unlink(missing_ok=True)
+            with open(self._log, "ab") as log:
+                self.process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+            while not self.ended():
+                if self._started.exists():
+                    return
+                time.sleep(0.1)
+        raise AssertionError(f"the driver does not start: {self._log.read_text()[-3000:]}")
 
     def ended(self) -> bool:
         return self.process.poll() is not None
@@ -118,13 +123,12 @@ class Driver:
         return sorted(pid for pid, text in children(self.process.pid).items() if "ExecutorBackend" in text)
 
     def python_workers(self) -> list[int]:
-        """Workers that run tasks: forked by the daemon of an executor."""
-        found = []
-        for executor in self.executors():
-            for daemon, text in children(executor).items():
-                if "pyspark.daemon" in text:
-                    found += [pid for pid in children(daemon) if pid != daemon]
-        return sorted(set(found))
+        """Workers that run tasks: forked by the daemon of an executor, or of the driver of a local master."""
+        found = set()
+        for daemon, text in children(self.process.pid).items():
+            if text.rstrip().endswith("pyspark.daemon pyspark.worker"):
+                found |= children(daemon).keys()
+        return sorted(found)
 
 
 class Producer(threading.Thread):
@@ -173,7 +177,7 @@ def run(
     kills: Sequence[str] | int,
     seed: int,
     *,
-    master: str = "local-cluster[2,1,512]",
+    master: str = CLUSTER,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """`kills` says what to kill, or how many times something."""
@@ -384,10 +388,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--master", default=CLUSTER)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="what to kill")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.randrange(1 << 30)
     print(f"seed {seed}", flush=True)
-    outcome = run(options.kills, seed, say=lambda text: print(text, flush=True))
+    dice = random.Random(seed)
+    weights = [WEIGHTS[KINDS.index(kind)] for kind in options.kinds.split(",")]
+    plan = dice.choices(options.kinds.split(","), weights, k=options.kills)
+    outcome = run(plan, seed, master=options.master, say=lambda text: print(text, flush=True))
     print(outcome)
 
 

@@ -53,10 +53,12 @@ def main() -> int:
         .writeStream.format("rocketmq")
         .options(nameServer=options.name_server, topic=options.target, batchMessages="50", retries="12"),
     ]
-    queries = [
-        writer.option("checkpointLocation", str(folder / f"checkpoint-{number}")).start()
-        for number, writer in enumerate(writers)
-    ]
+    queries = []
+    for number, writer in enumerate(writers):
+        queries.append(writer.option("checkpointLocation", str(folder / f"checkpoint-{number}")).start())
+        # One after the other: Spark gives the process of a source only ten seconds to start.
+        while queries[-1].isActive and queries[-1].lastProgress is None:
+            time.sleep(0.1)
     (folder / "started").touch()
     while all(query.isActive for query in queries):
         time.sleep(0.2)

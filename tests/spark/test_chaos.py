@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_killed_task_executor_broker_and_driver_lose_nothing_and_repeat_nothing_in_files() -> None:
     outcome = kill_loop.run(["task", "worker", "broker", "driver"], seed=1)
     assert outcome.sent == outcome.in_parquet > 0
-    assert outcome.driver_starts == 2
+    assert outcome.driver_starts >= 2
 
 
 @pytest.mark.timeout(3 * 3600)

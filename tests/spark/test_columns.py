@@ -171,6 +171,33 @@ def test_columns_equal_the_one_by_one_codec_on_random_records(
     assert raw.column("properties").to_pylist() == expected
 
 
+@pytest.mark.scenario(28)
+@given(
+    st.lists(names, min_size=1, max_size=5),
+    st.lists(st.lists(values, min_size=5, max_size=5), min_size=1, max_size=6),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_with_the_same_names_equal_the_one_by_one_codec(
+    shared: list[bytes], rows: list[list[bytes]], last_differs: bool
+) -> None:
+    texts = [
+        b"".join(name + b"\x01" + value + b"\x02" for name, value in zip(shared, row, strict=False))
+        for row in rows
+    ]
+    if last_differs:
+        texts.append(b"".join(name[:-1] + b"!\x01x\x02" for name in shared))
+    part = segment(*(record(number, properties=text) for number, text in enumerate(texts)))
+    for chosen in ({}, {"includeProperties": "none"}):
+        found = Decoder(options(**chosen)).decode([part]).to_pylist()
+        for row, expected in zip(found, one_by_one(part.body, 0, EVERYTHING), strict=True):
+            assert (row["msgId"], row["tags"], row["keys"]) == tuple(
+                expected[n] for n in ("msgId", "tags", "keys")
+            )
+            if not chosen:
+                assert sorted(row["properties"]) == expected["properties"]
+
+
 def test_a_message_id_is_the_unique_key_or_else_the_place_of_the_record() -> None:
     batch = Decoder(options(columns="msgId")).decode([segment(record(0), record(1, properties=b""))])
     assert batch.column("msgId").to_pylist() == ["AB01", "0A00000200002A9F00000000000003E9"]

@@ -75,7 +75,7 @@ class PropertyColumns:
         self._shared = _shared_names(data, bounds, name_starts, name_ends)
         if self._shared is not None:
             self._pairs = np.arange(0, len(value_ends) + 1, len(self._shared), dtype=np.int32)
-            self.odd[:] = len(set(self._shared)) < len(self._shared)
+            self.odd[:] = as_map and len(set(self._shared)) < len(self._shared)
             return
         self._pairs = np.searchsorted(value_ends, bounds).astype(np.int32)
         self._row_of_pair = np.repeat(np.arange(self._rows), np.diff(self._pairs))

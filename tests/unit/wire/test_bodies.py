@@ -20,9 +20,12 @@ from penstock.wire.bodies import (
     ResetOffsetBody,
     SubscriptionGroupConfig,
     TopicConfig,
+    TopicOffset,
     TopicQueueMappingInfo,
     TopicRouteData,
+    TopicStatsTable,
     UserInfo,
+    topic_offsets,
 )
 from penstock.wire.dialect import DialectError, dumps
 
@@ -191,3 +194,16 @@ def test_a_registration_of_an_old_broker_has_no_mappings_and_maybe_no_attributes
 def test_a_broken_compressed_registration_is_refused(data: bytes) -> None:
     with pytest.raises(DialectError):
         RegisterBrokerBody.decode(data)
+
+
+def test_bounds_of_a_topic_are_read_alike_in_both_ways() -> None:
+    table = TopicStatsTable()
+    for number in range(30):
+        queue = MessageQueue("orders", "broker-a", number)
+        table.offset_table[queue] = TopicOffset(number, 100 + number, 1_700_000_000_000)
+    assert topic_offsets(table.encode()) == TopicStatsTable.decode(table.encode()).offset_table
+    assert topic_offsets(table.encode()) == table.offset_table
+    # Names that no server should have, and other orders of members, are read the slow way or the quick one.
+    odd = b'{"offsetTable":{{"topic":"t","queueId":1,"brokerName":"a{b}"}:{"minOffset":3,"maxOffset":4}}}'
+    assert topic_offsets(odd) == {MessageQueue("t", "a{b}", 1): TopicOffset(3, 4, 0)}
+    assert topic_offsets(b'{"offsetTable":{}}') == {}

@@ -41,6 +41,8 @@ def topic_offsets(body: bytes) -> dict[MessageQueue, TopicOffset]:
     """The offset table of a TopicStatsTable, ten times as fast: topics have thousands of queues, and
     some readers ask every moment."""
     pairs = _PAIR.findall(body)
+    if len(pairs) != body.count(b'"queueId"'):  # a name with braces in it
+        return TopicStatsTable.decode(body).offset_table
     try:
         queues = _QUEUE_KEYS.decode(b"[" + b",".join([key for key, _ in pairs]) + b"]")
         offsets = _TOPIC_OFFSETS.decode(b"[" + b",".join([value for _, value in pairs]) + b"]")

@@ -39,9 +39,10 @@ READ_OPTIONS: Final = (
     *("groupIdPrefix", "commitOffsetsToBroker", "includeProperties", "columns", "pullBatchSize"),
     *("pullBatchBytes", "pullInflight", "pullTimeoutMs", "fetchOffset.numRetries"),
     *("fetchOffset.retryIntervalMs", "routeCacheTtlMs", "brokerUnavailable", "onCorrupt", "verifyCrc"),
-    *("decompress", "arrowBatchBytes", "mode"),
+    *("decompress", "arrowBatchBytes", "mode", "filterPushdown"),
 )
 _ENDING: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_BATCH_ONLY: Final = (*_ENDING, "filterPushdown")
 _STREAM_ONLY: Final = (
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("commitOffsetsToBroker", "brokerUnavailable"),
@@ -108,6 +109,7 @@ class ReadOptions:
     fetch_retry_interval_ms: int
     route_cache_ttl_ms: int
     wait_for_broker: bool
+    filter_pushdown: bool
     given: frozenset[str]
     """Lower-cased names of the options that were given, to refuse those of the other mode."""
 
@@ -129,7 +131,7 @@ class ReadOptions:
         return start
 
     def stream_start(self) -> Position:
-        self._refuse(_ENDING, "only works for batch reads (spark.read)")
+        self._refuse(_BATCH_ONLY, "only works for batch reads (spark.read)")
         return self.start or Position("latest")
 
     def _refuse(self, names: tuple[str, ...], reason: str) -> None:
@@ -175,6 +177,7 @@ def read_options(given: Mapping[str, str], *, warn: bool = False) -> ReadOptions
         fetch_retry_interval_ms=options.get("fetchOffset.retryIntervalMs", parsing.not_negative, 1_000),
         route_cache_ttl_ms=options.get("routeCacheTtlMs", parsing.not_negative, 10_000),
         wait_for_broker=options.get("brokerUnavailable", parsing.one_of("wait", "fail"), "wait") == "wait",
+        filter_pushdown=options.get("filterPushdown", parsing.flag, False),
         given=frozenset(options.given),
     )
     for name, position in (("startingOffsets", result.start), ("endingOffsets", result.end)):

@@ -54,6 +54,10 @@ class RocketMQSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
         _refuse_other_columns(schema, options)
+        if options.filter_pushdown:
+            from penstock.spark.pushdown import PushdownReader
+
+            return PushdownReader(options)
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
@@ -104,6 +108,10 @@ class BatchReader(DataSourceReader):
         self._start = options.batch_start()
 
     def partitions(self) -> Sequence[InputPartition]:
+        return plan_partitions(self._ranges(), self._options)
+
+    def _ranges(self) -> list[OffsetRange]:
+        """What to read of each queue."""
         options = self._options
         cluster = Cluster(options)
         queues = cluster.queues()
@@ -114,7 +122,7 @@ class BatchReader(DataSourceReader):
         for queue, address in queues.items():
             start, end = _checked_range(queue, starts[queue], ends[queue], bounds[queue], options)
             ranges.append(OffsetRange(queue, start, end, address))
-        return plan_partitions(ranges, options)
+        return ranges
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         assert isinstance(partition, RangesPartition)

@@ -77,6 +77,8 @@ def default_config(*, memory: str | None = None, ui: bool = False) -> dict[str, 
     settings = {
         # TCP between the JVM and Python costs about 40 ms a task in delayed acknowledgements.
         "spark.python.unix.domain.socket.enabled": "true",
+        # Off by default in Spark, and needed by the option filterPushdown of the source.
+        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 1)),
         "spark.speculation": "false",

@@ -41,6 +41,8 @@ def plan_tasks(
         total = sum(piece.size for piece in pieces)
         pieces = [part for piece in pieces for part in _split(piece, round(piece.size * min_tasks / total))]
     count = max_tasks
+    if max_records is not None:
+        count = max(count, -(-sum(piece.size for piece in pieces) // max_records))  # fewer cannot be enough
     while count < len(pieces):
         tasks = _merge(pieces, count)
         if max_records is None or max(sum(piece.size for piece in task) for task in tasks) <= max_records:

@@ -25,7 +25,7 @@ lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 test: lint ## lint, types and the whole fast test suite
-	@$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup
+	@$(BIN)/pytest -q -n $(WORKERS)
 
 behaviours: $(STAMP) ## docs/behaviours.md from the tests, fails for a row without a passing test (ROWS=STO: only these)
 	@$(BIN)/python tests/behaviours.py $(ROWS)

@@ -29,11 +29,10 @@ class Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Also called for tests that ran in another process."""
-        name = report.nodeid.partition("@")[0]
         for row in dict(report.user_properties).get("behaviours", ()):
             if report.when == "call" or report.outcome != "passed":
-                before = self.tests[row].get(name, True)
-                self.tests[row][name] = before and report.outcome == "passed"
+                before = self.tests[row].get(report.nodeid, True)
+                self.tests[row][report.nodeid] = before and report.outcome == "passed"
 
 
 def main() -> int:
@@ -42,7 +41,7 @@ def main() -> int:
     rows = dict(line.split(": ", 1) for line in lines if not line.startswith("#"))
     wanted = {row for row in rows if not sections or row.split("-")[0] in sections}
     collector = Collector()
-    options = ["-q", "-n", "2", "--dist", "loadgroup", "--behaviours", ",".join(sorted(wanted))]
+    options = ["-q", "-n", "2", "--behaviours", ",".join(sorted(wanted))]
     code = pytest.main([*options, str(HERE)], plugins=[collector])
     page = [HEAD]
     for line in lines:

@@ -31,10 +31,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests go to whichever process is free, but those of Spark to one: each would need a session."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneForSpark(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.startswith("tests/spark/") else nodeid
+
+    return OneForSpark(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("spark"):  # a session is dear: with -n, one worker has it
-            item.add_marker(pytest.mark.xdist_group("spark"))
         shown = [row for mark in item.iter_markers("behaviour") for row in mark.args]
         item.user_properties.append(("behaviours", shown))
     if config.getoption("--behaviours"):

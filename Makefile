@@ -38,6 +38,7 @@ sim: $(STAMP) ## consumption in virtual time: ten hours of push and pull, 5,000 
 
 interop: $(STAMP) ## against the real Apache RocketMQ (needs Java 17 and Maven)
 	@$(BIN)/pytest -q tests/interop -m interop --run-interop
+	@$(BIN)/pytest -q tests/client --server=apache -o timeout=600
 
 chaos: $(STAMP) ## the long Spark tests: 100 kills at random moments, memory under pressure, other versions
 	@$(BIN)/pytest -q -s tests/spark/test_chaos.py --spark-full

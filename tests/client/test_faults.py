@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from penstock import ConsumeFrom, ConsumeStatus, Message, MessageQueue, Producer, PushConsumer, SendError
 from penstock.client.config import Timings
 from penstock.errors import NoNameServer
-from penstock.testing import broker
+from penstock.testing import RunningBroker, broker
 from penstock.wire.codes import RequestCode
 
 
@@ -132,3 +134,104 @@ async def test_a_dead_peer_that_accepts_connections_is_given_up_after_a_time_out
         assert channel.closed
         silent.clear()
         await producer.send(Message(topic, b"x"))
+
+
+async def test_a_stuck_listener_keeps_the_cache_within_its_bounds_and_loses_nothing(
+    server: RunningBroker, topic: str, group: str, quick: Timings, eventually: Any
+) -> None:
+    release = threading.Event()
+    seen: set[bytes] = set()
+
+    def stuck(messages: Any, context: Any) -> ConsumeStatus:
+        release.wait(60)
+        seen.update(message.body for message in messages)
+        return ConsumeStatus.SUCCESS
+
+    consumer = PushConsumer(
+        server.name_server,
+        group=group,
+        listener=stuck,
+        subscribe={topic: "*"},
+        consume_from=ConsumeFrom.FIRST_OFFSET,
+        consume_threads=2,
+        timings=quick,
+    )
+    bodies = {b"%d" % number for number in range(6_000)}
+    async with Producer(server.name_server, send_timeout_ms=30_000) as producer:
+        await producer.send_many(Message(topic, body) for body in sorted(bodies))
+    bound = consumer.settings.pull_threshold_messages + consumer.settings.pull_batch
+    async with consumer:
+
+        def cached() -> list[int]:
+            return [
+                process_queue.count
+                for queue, process_queue in consumer.rebalancer.queues.items()
+                if queue.topic == topic
+            ]
+
+        await eventually(lambda: len(cached()) == 4 and min(cached()) > 1_000, 30.0)
+        for _ in range(20):  # many times the pause of flow control
+            await asyncio.sleep(quick.flow_control_ms / 1000)
+            assert max(cached()) <= bound
+        assert consumer.consume_service.pool.outstanding <= 4 * bound
+        release.set()
+        await eventually(lambda: seen == bodies, 30.0)
+
+
+@pytest.mark.parametrize("jump_s", [86_400, -86_400])
+async def test_a_jump_of_the_wall_clock_disturbs_nobody(
+    server: RunningBroker,
+    topic: str,
+    group: str,
+    quick: Timings,
+    eventually: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    jump_s: int,
+) -> None:
+    seen: list[int] = []
+    ids: set[str] = set()
+    consumer = PushConsumer(
+        server.name_server, group=group, consume_from=ConsumeFrom.FIRST_OFFSET, timings=quick
+    )
+
+    @consumer.on(topic)
+    async def note(message: Any) -> None:
+        seen.append(int(message.body))
+
+    true_time, true_ns = time.time, time.time_ns
+    async with Producer(server.name_server) as producer, consumer:
+        for number in range(40):
+            if number == 20:
+                monkeypatch.setattr(time, "time", lambda: true_time() + jump_s)
+                monkeypatch.setattr(time, "time_ns", lambda: true_ns() + jump_s * 10**9)
+            ids.add((await producer.send(Message(topic, b"%d" % number))).message_id)
+        await eventually(lambda: len(seen) >= 40)
+    assert sorted(seen) == list(range(40))
+    assert len(ids) == 40
+
+
+async def test_different_subscriptions_in_one_group_never_show_a_listener_what_it_did_not_ask_for(
+    server: RunningBroker, topic: str, group: str, quick: Timings, eventually: Any
+) -> None:
+    """The broker keeps the last subscription of a group, so what a member gets is not all that it wants; but
+    nothing else, no error, and the members go on."""
+    seen: dict[str, list[str]] = {"a": [], "b": []}
+    members = []
+    for tag in seen:
+        member = PushConsumer(
+            server.name_server, group=group, consume_from=ConsumeFrom.FIRST_OFFSET, timings=quick
+        )
+
+        async def note(message: Any, tag: str = tag) -> None:
+            seen[tag].append(message.tag)
+
+        member.on(topic, tags=tag)(note)
+        members.append(member)
+    async with Producer(server.name_server) as producer, members[0], members[1]:
+        for number in range(80):
+            await producer.send(Message(topic, b"%d" % number, tag="ab"[number % 2]))
+        await eventually(lambda: seen["a"] or seen["b"])
+        await asyncio.sleep(0.5)
+        assert all(member.running for member in members)
+    assert set(seen["a"]) <= {"a"}
+    assert set(seen["b"]) <= {"b"}

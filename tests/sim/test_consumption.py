@@ -16,6 +16,7 @@ FULL = (range(10), 1.0)
 """Seeds, and the simulated hours of each."""
 
 
+@pytest.mark.timeout(3_600)  # an hour of simulation takes a minute, on a busy machine much longer
 @pytest.mark.behaviour("REB-6", "ORD-1", "CON-8", "CON-10")
 def test_nothing_is_lost_reordered_or_committed_too_early_whatever_comes_and_goes(
     sim_seed: int, sim_hours: float, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -119,7 +119,9 @@ async def test_a_queue_whose_pull_got_lost_is_dropped_and_started_anew(
     async with cluster.running("b1"):
         cluster.offsets[queue] = 12
         async with push(cluster.name_server, "g", topic, quick) as consumer:
-            await eventually(lambda: queue in consumer.rebalancer.queues)
+            await eventually(
+                lambda: [r for r in cluster.sent(RequestCode.PULL_MESSAGE) if r.ext["topic"] == topic]
+            )
             first = consumer.rebalancer.queues[queue]
             first.last_pull_ms -= 121_000
             consumer.instance.rebalance_service.wake()

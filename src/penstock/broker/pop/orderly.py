@@ -107,14 +107,14 @@ class OrderInfos:
         return self.table.get((topic, group, queue_id))
 
     def next_wake(self, info: OrderInfo, now_ms: int) -> int | None:
-        """When the queue stops being blocked by the first message that blocks it."""
+        """When nothing blocks the queue any more."""
+        wake_ms = now_ms
         for index in info.unacked():
             visible_ms = info.visible_ms(index)
             if visible_ms is None:
                 return None
-            if visible_ms > now_ms:
-                return visible_ms
-        return now_ms
+            wake_ms = max(wake_ms, visible_ms)
+        return wake_ms
 
     # ---- changing -------------------------------------------------------------------------------
 

@@ -80,6 +80,25 @@ def test_the_end_of_the_block_wakes_who_waits(pops: Any, queue_id: int) -> None:
     assert times(answer) == [1, 1]
 
 
+@pytest.mark.parametrize("queue_id", [0, -1])
+def test_who_waits_is_woken_when_the_last_of_several_put_off_messages_is_due(
+    pops: Any, queue_id: int
+) -> None:
+    """A consumer that fails puts off its batch message by message, so they are due one after the other."""
+    pops.send(3)
+    batch = pops.pop(order=True, invisible_ms=60_000).messages
+    waiting = pops.park(order=True, queue_id=queue_id)
+    for message in batch:
+        pops.change(message, 100)
+        pops.bench.wait(30, step_ms=10)
+    pops.bench.wait(60, step_ms=10)
+    assert waiting() is None
+    pops.bench.wait(40, step_ms=10)
+    answer = waiting()
+    assert answer is not None
+    assert offsets(answer) == [0, 1, 2]
+
+
 @pytest.mark.scenario(44)
 def test_the_same_attempt_gets_the_same_batch_again(pops: Any) -> None:
     pops.send(3)

@@ -15,6 +15,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import frames
 import load
@@ -27,6 +28,7 @@ CONSUMERS = 16
 FILL_BATCH = 50
 BACKLOG = 500_000
 MANY = 1_000_000
+SINGLES = 20_000
 REVIVED = 500
 REVIVE_AFTER_MS = 3_000
 LATENCY_MESSAGES = 1_500
@@ -55,10 +57,11 @@ class Measurement:
         self._filled: dict[str, int] = {}
         self._known: set[str] = set()
 
-    def run(self, parts: list[str]) -> Figures:
+    def run(self, parts: list[str]) -> Iterator[Figures]:
+        """The figures after each part: the later ones take long."""
         for part in parts:
             getattr(self, part)()
-        return self.figures
+            yield self.figures
 
     # ---- what is measured -----------------------------------------------------------------------
 
@@ -140,7 +143,7 @@ class Measurement:
             grown = self.broker.memory_mb()[1] - before
             self._note(f"memory for each of {count:,} in flight B", max(0.0, grown) * 2**20 / held.messages)
             self._rate(f"pop+ack, batch 32, single acks, {count:,} in flight", topic, 32, "each", group)
-        singles = min(self.many, 200_000)
+        singles = min(self.many, SINGLES)
         before = self.broker.memory_mb()[1]
         held = pop_load.Work(topic, "singles", self.broker_name, 1, 3_600_000, ack="none")
         pop_load.consume(self.broker.host_port, held, consumers=CONSUMERS, limit=singles)
@@ -286,10 +289,10 @@ def main() -> None:
             print(f"-- {kind}, {flush} flush", file=sys.stderr)
             with servers.BROKERS[kind](flush) as broker:
                 measurement = Measurement(broker, flush, options.seconds, options.warm_up, options.many)
-                figures = measurement.run(options.parts)
-            results.setdefault(flush, {}).setdefault(kind, {}).update(figures)
-            RESULTS.mkdir(exist_ok=True)
-            kept.write_text(json.dumps(results, indent=1) + "\n")
+                for figures in measurement.run(options.parts):
+                    results.setdefault(flush, {}).setdefault(kind, {}).update(figures)
+                    RESULTS.mkdir(exist_ok=True)
+                    kept.write_text(json.dumps(results, indent=1) + "\n")
     text = "\n".join(
         [*head, *HOW_TO_READ, *(line for flush in results for line in table(flush, results[flush]))]
     )

@@ -29,7 +29,7 @@ FILL_BATCH = 50
 BACKLOG = 500_000
 MANY = 1_000_000
 SINGLES = 20_000
-REVIVED = 500
+REVIVED = 200
 REVIVE_AFTER_MS = 3_000
 LATENCY_MESSAGES = 1_500
 SEND_EVERY_SECONDS = 0.004
@@ -117,13 +117,14 @@ class Measurement:
         def note(popped: pop_load.Popped, body: memoryview) -> None:
             for key in _keys(body):
                 first[key] = popped.pop_ms
+            time.sleep(SEND_EVERY_SECONDS)
 
         def back(popped: pop_load.Popped, body: memoryview) -> None:
             now_ms = time.time() * 1000
             lags.extend((now_ms - first[key] - REVIVE_AFTER_MS) / 1000 for key in _keys(body) if key in first)
 
         hung.seen = note
-        # spread over a second and more, as consumers hang, not all in one moment
+        # spread over a second or so, as consumers hang, not all in one moment
         pop_load.consume(
             self.broker.host_port, hung, consumers=1, limit=REVIVED, seconds=REVIVE_AFTER_MS / 1000 - 0.5
         )

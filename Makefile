@@ -13,7 +13,7 @@ help: ## show this list
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (the first time takes a few minutes)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,compression,spark,java]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,compression,spark,java,plots,delta,iceberg]'
 	@touch $@
 
 setup: $(STAMP) ## create the virtualenv and install everything

@@ -20,6 +20,8 @@ HOMES: Final = {
     "mqadmin": "mqadmin",
     "send": "messages",
     "tail": "messages",
+    "sql": "sql",
+    "pipeline": "pipeline",
 }
 """Module of each command: only that of the command at hand is loaded, so that each is quick."""
 
@@ -30,6 +32,8 @@ EXAMPLES = """examples:
   penstock tail orders --from first
   penstock group mode set billing orders POP
   penstock group show billing
+  penstock sql "SELECT tags, count(*) FROM orders GROUP BY tags"
+  penstock pipeline run orders.toml
 
 The name server's address, where it is not given, is NAMESRV_ADDR or 127.0.0.1:9876.
 """

@@ -34,6 +34,11 @@ def print_json(value: object) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    for line in table_lines(headers, rows):
+        print(line)
+
+
+def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Columns as wide as their content; numbers to the right."""
     texts = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(_width, column)) for column in zip(headers, *texts, strict=True)]
@@ -41,12 +46,14 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         for index in range(len(headers))
     ]
+    lines = []
     for line in [list(headers), *texts]:
         cells = [
             " " * (width - _width(text)) + text if to_right else text + " " * (width - _width(text))
             for text, width, to_right in zip(line, widths, right, strict=True)
         ]
-        print("  ".join(cells).rstrip())
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _cell(value: object) -> str:

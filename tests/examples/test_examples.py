@@ -21,8 +21,8 @@ from penstock.testing import broker
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-ELSEWHERE = {"demo"}
-"""Run by tests/spark/test_demo.py."""
+ELSEWHERE = {"demo", "spark_analytics"}
+"""Run by tests/spark/test_demo.py and test_analytics.py, which share a Spark session with other tests."""
 FOLDERS = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith("_"))
 TOOLS = {"python": [sys.executable], "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.admin.client import AdminClient
+from penstock.admin.modes import PULL, consume_modes
 from penstock.errors import ServerError
 from penstock.message.names import is_system_group, normal_topic
 from penstock.wire.bodies import ConsumeStats, GroupLag
@@ -19,6 +20,11 @@ async def group_lags(
     except ServerError as error:
         if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise
+    modes = {
+        (mode.consumer_group, mode.topic): mode.mode or PULL
+        for known in (await consume_modes(admin)).values()
+        for mode in known
+    }
     names = {group} if group is not None else await _group_names(admin)
     lags: list[GroupLag] = []
     for name in sorted(names):
@@ -26,7 +32,9 @@ async def group_lags(
             stats = await admin.consume_stats(name, topic)
         except ServerError:  # never consumed anything
             continue
-        lags += _by_topic(name, stats)
+        for lag in _by_topic(name, stats):
+            lag.mode = modes.get((lag.group, lag.topic), PULL)
+            lags.append(lag)
     return lags
 
 

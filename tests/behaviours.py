@@ -41,7 +41,7 @@ def main() -> int:
     rows = dict(line.split(": ", 1) for line in lines if not line.startswith("#"))
     wanted = {row for row in rows if not sections or row.split("-")[0] in sections}
     collector = Collector()
-    options = ["-q", "-n", "2", "--behaviours", ",".join(sorted(wanted))]
+    options = ["-q", "--spark-full", "-n", "2", "--behaviours", ",".join(sorted(wanted))]
     code = pytest.main([*options, str(HERE)], plugins=[collector])
     page = [HEAD]
     for line in lines:

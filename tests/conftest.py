@@ -23,6 +23,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--run-interop", action="store_true", help="run the tests against the real Apache RocketMQ"
     )
     parser.addoption(
+        "--spark-full",
+        action="store_true",
+        help="also the long Spark tests: cluster, kills, pressure, versions",
+    )
+    parser.addoption(
         "--server", choices=("penstock", "apache"), default="penstock", help="the broker of the interop tests"
     )
 

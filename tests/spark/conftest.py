@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent))  # for faults.py and the like, which the tests share
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--spark-full", action="store_true", help="also the long Spark tests: kill loop, pressure, versions"
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "scenario(*numbers): numbered scenarios of the Spark integration")
     config.addinivalue_line("markers", "chaos: kills processes of Spark")
@@ -32,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long tests only when asked for. The first test with a session also waits for the JVM, on a busy
     machine for a minute."""
-    if not config.getoption("--spark-full", default=False):
+    if not config.getoption("--spark-full"):
         long = [item for item in items if "spark_full" in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]

@@ -38,9 +38,11 @@ class Standalone:
         log = self._folder / f"{kind.lower()}-{len(self._processes)}.log"
         work = self._folder / f"work-{len(self._processes)}"
         work.mkdir(parents=True)
-        command = [str(self._java), "-Xmx256m", "-XX:+UseSerialGC", "-cp", f"{home}/jars/*"]
-        command += [f"org.apache.spark.deploy.{kind.lower()}.{kind}", *arguments]
+        # Spark's own script: it sets what workers need to build the command of an executor.
+        command = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{kind.lower()}.{kind}", *arguments]
         environment = os.environ | {
+            "JAVA_HOME": str(self._java.parent.parent),
+            "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_WORKER_DIR": str(work),

@@ -1,4 +1,5 @@
-"""Kills on a cluster of Spark processes. `make chaos` runs the long versions (--spark-full)."""
+"""Kills on a cluster of Spark processes, and other long tests: make chaos. Their quick twin, with a model of
+Spark's engine, is test_driver_crashes.py."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(900)
 @pytest.mark.scenario(4, 5, 8, 9, 10, 31)
 @pytest.mark.behaviour("PIPE-2", "PIPE-3", "PIPE-5")
-def test_a_killed_task_executor_broker_and_driver_lose_nothing_and_repeat_nothing_in_files() -> None:
+def test_a_killed_task_executor_broker_and_driver_lose_nothing_and_repeat_nothing_in_files(
+    spark_full: None,
+) -> None:
     outcome = kill_loop.run(["task", "worker", "broker", "driver"], seed=1)
     assert outcome.sent == outcome.in_parquet > 0
     assert outcome.driver_starts >= 2

@@ -20,6 +20,8 @@ def run(spark: SparkSession, name_server: str, folder: str) -> dict[str, object]
         .trigger(availableNow=True)
         .start()
     )
+    # One after the other: Spark gives the process of a source only ten seconds to start.
+    archive.awaitTermination()
     sums = (
         source.groupBy("tags")
         .count()
@@ -31,8 +33,7 @@ def run(spark: SparkSession, name_server: str, folder: str) -> dict[str, object]
         .trigger(availableNow=True)
         .start()
     )
-    for query in (archive, sums):
-        query.awaitTermination()
+    sums.awaitTermination()
     hosts = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # type: ignore[union-attr]
     written = spark.read.format("rocketmq").options(nameServer=name_server, subscribe="sums").load()
     table = spark.read.parquet(f"{folder}/table")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from typing import Any
@@ -208,6 +209,73 @@ async def test_a_jump_of_the_wall_clock_disturbs_nobody(
         await eventually(lambda: len(seen) >= 40)
     assert sorted(seen) == list(range(40))
     assert len(ids) == 40
+
+
+SECOND_PROCESS = """
+import os, sys
+from penstock import ConsumeFrom, sync
+name_server, topic, group = sys.argv[1:]
+first = ConsumeFrom.FIRST_OFFSET
+consumer = sync.PushConsumer(
+    name_server, group=group, instance_name="twin", client_ip="10.9.8.7", consume_from=first
+)
+@consumer.on(topic)
+def note(message):
+    os.write(1, message.body + b"\\n")  # one call: lines of several threads must not mix
+with consumer:
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+async def test_two_processes_with_one_client_id_both_consume_and_nothing_is_lost(
+    server: RunningBroker, topic: str, group: str, quick: Timings, eventually: Any
+) -> None:
+    """The broker takes them for one consumer, so each takes all queues: twice, not never."""
+    here: set[int] = set()
+    consumer = PushConsumer(
+        server.name_server,
+        group=group,
+        instance_name="twin",
+        client_ip="10.9.8.7",
+        consume_from=ConsumeFrom.FIRST_OFFSET,
+        timings=quick,
+    )
+
+    @consumer.on(topic)
+    async def note(message: Any) -> None:
+        here.add(int(message.body))
+
+    async with Producer(server.name_server) as producer, consumer:
+        await producer.send(Message(topic, b"0"))
+        twin = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            SECOND_PROCESS,
+            server.name_server,
+            topic,
+            group,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        stdout = twin.stdout
+        assert stdout is not None
+        assert await stdout.readline() == b"ready\n"
+        there: set[int] = set()
+
+        async def read() -> None:
+            async for line in stdout:
+                there.add(int(line))
+
+        reading = asyncio.create_task(read())
+        for number in range(1, 101):
+            await producer.send(Message(topic, b"%d" % number))
+        await eventually(lambda: here | there == set(range(101)), 60.0)
+        assert twin.stdin is not None
+        twin.stdin.close()
+        await reading
+        await twin.wait()
+    assert twin.returncode == 0
 
 
 async def test_different_subscriptions_in_one_group_never_show_a_listener_what_it_did_not_ask_for(

@@ -191,7 +191,9 @@ class Rebalancer:
             if ids is None:
                 return True
             try:
-                mine = owner.settings.allocation.allocate(owner.group, owner.client_id, queues, sorted(ids))
+                # A broker lists two processes with one id twice, and both would take the first share.
+                members = sorted(set(ids))
+                mine = owner.settings.allocation.allocate(owner.group, owner.client_id, queues, members)
             except Exception as error:
                 log.warning("queues of topic %s stay as they are, the allocation failed: %s", topic, error)
                 return False

@@ -27,7 +27,7 @@ DEPTH = 51_200
 """Messages in each queue that is read: many times what a cache next to the processor holds."""
 SPARE = 1_600
 """More than is read: the connections that write the queues are not done at the same moment."""
-JAVA_BACKLOG = 1_500_000
+JAVA_BACKLOG = 800_000
 SETTLE_SECONDS = 1.0
 """Both brokers build indexes behind the sends; that work counts as well."""
 

@@ -47,16 +47,6 @@ def answer_ms(link: socket.socket, request: bytes) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-def settle(broker: servers.Running) -> float:
-    """Waits until the broker has nothing to do; tells how long that took."""
-    began = time.monotonic()
-    used = -1.0
-    while (now := broker.cpu_seconds()) - used > 0.05:
-        used = now
-        time.sleep(0.5)
-    return time.monotonic() - began
-
-
 def idle(count: int) -> str:
     with servers.penstock("async") as broker, contextlib.ExitStack() as stack:
         before = broker.memory_mb()[1]
@@ -89,7 +79,7 @@ def slow_readers(count: int) -> str:
             link.setblocking(False)
             with contextlib.suppress(BlockingIOError):  # the broker stops reading from those that do not read
                 link.send(asked)
-        full_s = settle(broker)
+        full_s = broker.settle()
         served = load.run(broker.host_port, requests, in_flight=16, seconds=3)
         grown = broker.memory_mb()[1] - before
     wanted = count * ASKED * PULL * BODY_BYTES / 1e6

@@ -39,6 +39,15 @@ class Running:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
+    def settle(self) -> float:
+        """Waits until the broker has nothing more to do; tells how long that took."""
+        began = time.monotonic()
+        used = -1.0
+        while (now := self.cpu_seconds()) - used > 0.05:
+            used = now
+            time.sleep(0.5)
+        return time.monotonic() - began
+
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Behind the last message that consumers can see."""
         fields = {"topic": topic, "queueId": str(queue_id)}

@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP) ## create the virtualenv and install everything
 
-demo: $(STAMP) ## the main job from end to end: broker, producer, consumer, Spark
+demo: $(STAMP) ## the whole product in a minute: broker, producer, push and POP consumers, pipeline on Spark
 	@$(BIN)/python examples/demo/demo.py
 
 lint: $(STAMP) ## ruff and mypy

@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("penstock", deadline=None)  # a busy machine is no failure
+settings.load_profile("penstock")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import sys
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark import session
+
+
+def send_sums(batch: DataFrame, name_server: str) -> None:
+    """By batch: a sink in Python takes whole streams in append mode only, and running sums are updates."""
+    batch.write.format("rocketmq").options(nameServer=name_server, topic="sums").mode("append").save()
 
 
 def run(spark: SparkSession, name_server: str, folder: str) -> dict[str, object]:
@@ -26,9 +31,8 @@ def run(spark: SparkSession, name_server: str, folder: str) -> dict[str, object]
         source.groupBy("tags")
         .count()
         .selectExpr("tags AS keys", "concat(tags, '=', count) AS body")
-        .writeStream.format("rocketmq")
-        .options(nameServer=name_server, topic="sums")
-        .outputMode("complete")
+        .writeStream.foreachBatch(lambda batch, _: send_sums(batch, name_server))
+        .outputMode("update")
         .option("checkpointLocation", f"{folder}/checkpoint-sums")
         .trigger(availableNow=True)
         .start()

@@ -66,7 +66,10 @@ def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bo
     options = Options(given, _ALIASES)
     options.warn_unknown((*WRITE_OPTIONS, *_ALIASES, *_SPARKS_OWN), {"kafka.": "it is meant for Kafka"})
     if overwrite:
-        raise OptionError("a topic cannot be overwritten: use mode append (or outputMode append or update)")
+        raise OptionError(
+            "a topic cannot be overwritten: use mode append, or for a stream outputMode append"
+            " (running aggregates: foreachBatch with outputMode update, and write each batch)"
+        )
     name_server = options.get("nameServer", parsing.text, "")
     if not name_server:
         raise OptionError("option nameServer is required: host:port, several joined by ';'")

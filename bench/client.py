@@ -1,4 +1,4 @@
-"""Our client, Apache's Java client and the Python client of PyPI on one broker, one after the other.
+"""Our client and Apache's Java client on one broker, one after the other.
 
 python bench/client.py                     all clients on our broker, a few minutes
 python bench/client.py --seconds 2 --only penstock

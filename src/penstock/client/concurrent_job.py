@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -37,7 +38,7 @@ class ListenerService(Protocol):
     def finished(self, jobs: list[Job]) -> None: ...
 
 
-class ConcurrentJob(ConsumeContext):
+class ConcurrentJob(ConsumeContext, ABC):
     """One listener call, and the context that the listener sees of it.
 
     Runs on a worker; everything it finds out is read on the event loop afterwards.
@@ -57,9 +58,9 @@ class ConcurrentJob(ConsumeContext):
         self.return_type: ReturnType | None = None
         self.spent_ms = 0.0
 
+    @abstractmethod
     def may_begin(self) -> bool:
         """Asked on the worker, just before the listener is called."""
-        raise NotImplementedError
 
     def run(self) -> None:
         service = self.service

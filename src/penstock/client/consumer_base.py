@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
@@ -32,7 +33,7 @@ log = logging.getLogger("penstock.client")
 AssignmentListener = Callable[[str, Sequence[MessageQueue], Sequence[MessageQueue]], None]
 
 
-class ConsumerBase:
+class ConsumerBase(ABC):
     instance: ClientInstance
     client_id: str
     rebalancer: Rebalancer
@@ -153,11 +154,11 @@ class ConsumerBase:
         await self.instance.unregister_consumer(self.group)
         await self.instance.release()
 
-    async def start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def start(self) -> None: ...
 
-    async def stop(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def stop(self) -> None: ...
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -181,18 +182,18 @@ class ConsumerBase:
 
     # ---- what the instance asks ---------------------------------------------------------------------
 
-    def consumer_data(self) -> ConsumerData:
-        raise NotImplementedError
+    @abstractmethod
+    def consumer_data(self) -> ConsumerData: ...
 
-    async def rebalance(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    async def rebalance(self) -> bool: ...
 
     async def persist_offsets(self) -> None:
         if self.running:
             await self.offset_store.persist_only(set(self.rebalancer.queues))
 
     def pull(self, request: PullRequest) -> None:
-        raise NotImplementedError
+        raise WrongState("only a push consumer is served by the pull service")
 
     def wall_time_of(self, loop_ms: float) -> int:
         return wall_ms() - int(self.instance.now_ms() - loop_ms)
@@ -206,17 +207,17 @@ class ConsumerBase:
     async def broker_back(self) -> None:
         return
 
-    async def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None: ...
 
-    def offsets_in_memory(self, topic: str) -> dict[MessageQueue, int]:
-        raise NotImplementedError
+    @abstractmethod
+    def offsets_in_memory(self, topic: str) -> dict[MessageQueue, int]: ...
 
-    async def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
-        raise NotImplementedError
+    @abstractmethod
+    async def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo: ...
 
-    async def consume_directly(self, body: bytes, broker_name: str) -> ConsumeMessageDirectlyResult:
-        raise NotImplementedError
+    @abstractmethod
+    async def consume_directly(self, body: bytes, broker_name: str) -> ConsumeMessageDirectlyResult: ...
 
     # ---- what rebalancing asks ----------------------------------------------------------------------
 
@@ -245,10 +246,10 @@ class ConsumerBase:
         return
 
     async def lock(self, queue: MessageQueue) -> bool:
-        raise NotImplementedError
+        raise WrongState("only an orderly consumer locks queues")
 
     async def unlock(self, queue: MessageQueue) -> None:
-        raise NotImplementedError
+        raise WrongState("only an orderly consumer locks queues")
 
     async def give_up(self, process_queue: ProcessQueue) -> bool:
         await self.offset_store.persist([process_queue.queue])
@@ -283,4 +284,4 @@ class ConsumerBase:
     async def assigned(
         self, topic: str, queues: Sequence[MessageQueue], mine: Sequence[MessageQueue], new: list[PullRequest]
     ) -> None:
-        raise NotImplementedError
+        raise WrongState("a consumer that does not rebalance is assigned no queues")

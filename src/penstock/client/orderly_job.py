@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from penstock.client.concurrent_job import ListenerService
@@ -15,7 +16,7 @@ from penstock.message.queue import MessageQueue
 log = logging.getLogger("penstock.client")
 
 
-class OrderlyJob:
+class OrderlyJob(ABC):
     __slots__ = (
         "context",
         "error",
@@ -39,9 +40,9 @@ class OrderlyJob:
         self.error: BaseException | None = None
         self.spent_ms = 0.0
 
+    @abstractmethod
     def may_begin(self) -> bool:
         """Asked on the worker, just before the listener is called."""
-        raise NotImplementedError
 
     def run(self) -> None:
         service = self.service

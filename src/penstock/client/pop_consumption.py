@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.client")
 
 
-class PopConsumption:
+class PopConsumption(ABC):
     def __init__(self, consumer: PushConsumer, over_limit: OverLimit) -> None:
         settings = consumer.settings
         self._consumer = consumer
@@ -41,9 +42,9 @@ class PopConsumption:
     def _acked(self, messages: Sequence[PoppedMessage]) -> None:
         self.keeper.settle(*messages)
 
+    @abstractmethod
     def _in_use(self, message: PoppedMessage, now: float) -> bool:
         """Whether a listener works on it, and may go on doing so."""
-        raise NotImplementedError
 
     def submit(self, pop_queue: PopQueue, messages: Sequence[PoppedMessage]) -> None:
         """Takes what was just popped, of one topic."""
@@ -61,11 +62,11 @@ class PopConsumption:
         if wanted:
             self._hand_out(pop_queue, wanted)
 
-    def _hand_out(self, pop_queue: PopQueue, messages: Sequence[PoppedMessage]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _hand_out(self, pop_queue: PopQueue, messages: Sequence[PoppedMessage]) -> None: ...
 
-    def finished(self, jobs: list[Job]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def finished(self, jobs: list[Job]) -> None: ...
 
     def may_begin(self, messages: Sequence[PoppedMessage]) -> bool:
         """Whether it is worth while to call a listener now. Called on workers, too."""

@@ -19,7 +19,6 @@ from penstock.client.leases import Leases, lease_lost
 from penstock.client.pop_api import PopApi
 from penstock.client.popped import PoppedMessage, popped_messages
 from penstock.client.popping import BROKERS_TIME, INIT_MAX, INIT_MIN
-from penstock.client.pull_service import PullRequest
 from penstock.client.rebalance import Rebalancer
 from penstock.client.subscriptions import subscription_data
 from penstock.errors import InvalidArgument, PenstockError, TopicNotFound, WrongState
@@ -299,9 +298,6 @@ class SimpleConsumer(ConsumerBase):
 
     async def rebalance(self) -> bool:
         return True
-
-    def pull(self, request: PullRequest) -> None:
-        raise WrongState("a simple consumer pulls nothing")
 
     def offsets_in_memory(self, topic: str) -> dict[MessageQueue, int]:
         return {}

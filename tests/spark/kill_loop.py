@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import functools
 import json
 import os
 import random
@@ -42,6 +43,8 @@ WEIGHTS = (4, 3, 1, 2)
 QUEUES = 4
 START_ATTEMPTS = 5
 CLUSTER = "local-cluster[2,1,512]"
+AHEAD = 2_000
+"""Messages that wait for the slower query, five batches of them."""
 
 
 @dataclass
@@ -132,17 +135,29 @@ class Driver:
 
 
 class Producer(threading.Thread):
-    """Sends numbered messages until it is stopped, over whatever happens to the broker."""
+    """Sends numbered messages until it is stopped, over whatever happens to the broker; while `may_send`
+    says no, it waits."""
 
-    def __init__(self, connection: Brokers, address: str, topic: str, pause_s: float) -> None:
+    def __init__(
+        self,
+        connection: Brokers,
+        address: str,
+        topic: str,
+        pause_s: float,
+        may_send: Callable[[int], bool] = lambda acknowledged: True,
+    ) -> None:
         super().__init__(daemon=True)
         self._connection, self._address, self._topic, self._pause_s = connection, address, topic, pause_s
+        self._may_send = may_send
         self._stopped = threading.Event()
         self.acknowledged: set[bytes] = set()
         self._number = 0
 
     def run(self) -> None:
         while not self._stopped.is_set():
+            if not self._may_send(len(self.acknowledged)):
+                self._stopped.wait(0.2)
+                continue
             bodies = [b"%d" % (self._number + i) for i in range(40)]
             header = SendHeaderV2(
                 producer_group="producer",
@@ -206,7 +221,15 @@ def _run(
     say: Callable[[str], None],
 ) -> set[bytes]:
     """Produces, kills, and waits for both outputs; gives what the broker said it had stored."""
-    producer = Producer(brokers(servers.name_server), servers.address, "source", pause_s=0.2)
+    # Always some batches ahead of the queries, so that a kill hits them at work; not more, or what a slow
+    # machine leaves behind takes as long as the kills did.
+    producer = Producer(
+        brokers(servers.name_server),
+        servers.address,
+        "source",
+        pause_s=0.05,
+        may_send=lambda acknowledged: acknowledged - min(_planned(folder, 0), _planned(folder, 1)) < AHEAD,
+    )
     producer.start()
     driver = Driver(servers.name_server, "source", "target", folder, master)
     try:
@@ -258,7 +281,7 @@ def under_pressure(seconds: float) -> Pressure:
                 assert not driver.ended()
                 pids = [driver.process.pid, *children(driver.process.pid)]
                 found.resident_mb.append(sum(_resident_mb(pid) for pid in pids))
-                found.lag.append(len(producer.acknowledged) - _planned(folder))
+                found.lag.append(len(producer.acknowledged) - _planned(folder, 0))
         finally:
             producer.stop()
             driver.kill()
@@ -274,9 +297,9 @@ def _resident_mb(pid: int) -> float:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
-def _planned(folder: Path) -> int:
-    """Messages up to the end of the newest batch of the first query."""
-    log = folder / "checkpoint-0" / "offsets"
+def _planned(folder: Path, query: int) -> int:
+    """Messages up to the end of the newest batch of a query."""
+    log = folder / f"checkpoint-{query}" / "offsets"
     batches = [int(entry.name) for entry in log.iterdir() if entry.name.isdecimal()] if log.exists() else []
     if not batches:
         return 0
@@ -356,18 +379,29 @@ def _rows(name_server: str, topic: str) -> list[dict[str, Any]]:
 
 def _parquet_rows(folder: Path) -> list[tuple[int, int, bytes]]:
     """What a reader of the table sees: only files that the sink's own log lists."""
-    log = folder / "parquet" / "_spark_metadata"
-    files: dict[str, None] = {}
-    for entry in log.iterdir() if log.exists() else ():
-        if entry.name.removesuffix(".compact").isdecimal():
-            for line in entry.read_text().splitlines()[1:]:
-                files[json.loads(line)["path"].removeprefix("file://")] = None
+    return [row for path in _listed_files(folder / "parquet" / "_spark_metadata") for row in _file_rows(path)]
+
+
+def _listed_files(log: Path) -> set[str]:
+    """The newest entry with everything before it put together, and those after that. Spark removes older
+    ones while this runs."""
+    while True:
+        names = {entry.name for entry in log.iterdir()} if log.exists() else set()
+        numbers = {int(name.removesuffix(".compact")): name for name in sorted(names) if name[0] != "."}
+        newest = max((n for n, name in numbers.items() if name.endswith(".compact")), default=0)
+        try:
+            texts = [(log / name).read_text() for n, name in numbers.items() if n >= newest]
+        except FileNotFoundError:
+            continue
+        lines = [line for text in texts for line in text.splitlines()[1:]]
+        return {json.loads(line)["path"].removeprefix("file://") for line in lines}
+
+
+@functools.cache
+def _file_rows(path: str) -> list[tuple[int, int, bytes]]:
     columns = ["queueId", "queueOffset", "body"]
-    return [
-        (row["queueId"], row["queueOffset"], row["body"])
-        for path in files
-        for row in pq.read_table(path, columns=columns).to_pylist()  # type: ignore[no-untyped-call]
-    ]
+    table = pq.read_table(path, columns=columns)  # type: ignore[no-untyped-call]
+    return [tuple(row.values()) for row in table.to_pylist()]
 
 
 def _kill(pid: int) -> None:

@@ -198,6 +198,36 @@ def test_rows_with_the_same_names_equal_the_one_by_one_codec(
                 assert sorted(row["properties"]) == expected["properties"]
 
 
+@pytest.mark.scenario(28)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 90)), max_size=12), st.integers(0, 200))
+@settings(max_examples=60, deadline=None)
+def test_records_in_runs_of_one_size_are_all_found(runs: list[tuple[int, int]], cut: int) -> None:
+    sizes = [size for size, count in runs for _ in range(count)]
+    topics = [b"orders" if size else b"others" for size in sizes]
+    records = [
+        record(at, body=b"x" * size, topic=topic)
+        for at, (size, topic) in enumerate(zip(sizes, topics, strict=True))
+    ]
+    batch = Decoder(options(columns="queueOffset,topic,body")).decode(
+        [segment(*records[:cut]), segment(*records[cut:])]
+    )
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [
+        (at, topic.decode(), b"x" * size) for at, (size, topic) in enumerate(zip(sizes, topics, strict=True))
+    ]
+
+
+@pytest.mark.scenario(27)
+@pytest.mark.parametrize("size", [0, 95, 1000, 2**31 - 1])
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 40, 98, 99])
+def test_a_wrong_size_in_a_run_of_records_of_one_size_costs_one_record_only(at: int, size: int) -> None:
+    records = [record(offset) for offset in range(100)]
+    records[at] = size.to_bytes(4) + records[at][4:]
+    decoder = Decoder(options(columns="queueOffset", onCorrupt="skip"))
+    batch = decoder.decode([segment(*records)])
+    assert batch.column("queueOffset").to_pylist() == [offset for offset in range(100) if offset != at]
+    assert decoder.skipped_corrupt == 1
+
+
 def test_a_message_id_is_the_unique_key_or_else_the_place_of_the_record() -> None:
     batch = Decoder(options(columns="msgId")).decode([segment(record(0), record(1, properties=b""))])
     assert batch.column("msgId").to_pylist() == ["AB01", "0A00000200002A9F00000000000003E9"]

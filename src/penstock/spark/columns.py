@@ -25,7 +25,7 @@ from penstock.message.properties import Key, properties_damaged
 from penstock.spark.layout import HEAD, Bools, Ints, Layout, Segment, find_records
 from penstock.spark.odd_records import Row, damaged_row, rows_of_record
 from penstock.spark.options import PullOptions
-from penstock.spark.property_columns import PropertyColumns, not_utf8, slices
+from penstock.spark.property_columns import PropertyColumns, all_same, not_utf8, repeated, slices
 from penstock.spark.schema import arrow_schema
 
 log = logging.getLogger("penstock.spark")
@@ -107,7 +107,7 @@ class Decoder:
             properties = PropertyColumns(texts, as_map=self._as_map)
             odd |= properties.odd
         if "topic" in self._kinds:
-            topics = slices(buffer, part.body_ends + 1, part.properties_starts - 2, pa.binary())
+            topics = _topics(data, part)
             odd |= not_utf8(topics)
         if odd.any():
             columns, more = self._plain_columns(data, layout, rows[~odd], segments, segment_of)
@@ -126,8 +126,7 @@ class Decoder:
             elif name == "topic":
                 columns[name] = topics.cast(pa.string())
             elif name == "brokerName":
-                names = pa.array([segment.queue.broker_name for segment in segments])
-                columns[name] = names.take(pa.array(segment_of[rows]))
+                columns[name] = _broker_names(segments, segment_of[rows])
             elif properties is not None and name in _FROM_PROPERTIES:
                 columns[name] = properties.column(_FROM_PROPERTIES[name])
             elif properties is not None and name == "properties" and self._as_map:
@@ -220,11 +219,27 @@ def _times(milliseconds: npt.NDArray[np.int64], kind: pa.DataType, empty: Bools 
     return pa.array(bounded * 1000, mask=empty).view(kind)
 
 
+def _topics(data: bytes, part: Layout) -> pa.Array:
+    """As binary. Nearly always it is the same one everywhere."""
+    starts, sizes = part.body_ends + 1, part.properties_starts - part.body_ends - 3
+    even = bool(len(starts)) and bool((sizes == sizes[0]).all())
+    if even and all_same(np.frombuffer(data, np.uint8), starts, int(sizes[0])):
+        return repeated([data[starts[0] : starts[0] + sizes[0]]], len(starts)).cast(pa.binary())
+    return slices(pa.py_buffer(data), starts, starts + sizes, pa.binary())
+
+
+def _broker_names(segments: Sequence[Segment], segment_of: Ints) -> pa.Array:
+    names = [segment.queue.broker_name for segment in segments]
+    if len(set(names)) == 1:
+        return repeated([names[0].encode()], len(segment_of))
+    return pa.array(names).take(pa.array(segment_of))
+
+
 def _hosts(packed: npt.NDArray[Any]) -> pa.Array:
     """Few hosts send many messages, so each is put into words once."""
     words = np.ascontiguousarray(packed).view(np.uint64)
     if len(words) and (words == words[0]).all():
-        return pa.repeat(pa.scalar(host_text(packed[0].tobytes()), pa.string()), len(words))
+        return repeated([host_text(packed[0].tobytes()).encode()], len(words))
     codes = pa.array(words).dictionary_encode()
     texts = [host_text(word.to_bytes(8, sys.byteorder)) for word in codes.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(codes.indices)

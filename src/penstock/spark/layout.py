@@ -40,6 +40,8 @@ HEAD: Final = np.dtype(
 
 _SIZE: Final = struct.Struct(">i")
 _SHORTEST: Final = RECORD_HEAD.size + 3
+_SHORT_RUN: Final = 32
+"""Records of one size in a row for which looking for a run was worth it."""
 _MAGIC_START: Final = MAGIC_V1.to_bytes(4)[:3]
 """What both versions of the magic number have in common."""
 
@@ -83,38 +85,72 @@ def find_records(data: bytes, segments: Sequence[Segment]) -> tuple[Layout, Ints
     if walked is not None:
         starts, counts = walked
         layout = _find_fields(data, starts)
-        if all(_is_sound(data, starts[row], int(layout.ends[row])) for row in np.flatnonzero(~layout.plain)):
+        if all(
+            _is_sound(data, int(starts[row]), int(layout.ends[row])) for row in np.flatnonzero(~layout.plain)
+        ):
             return layout, np.repeat(np.arange(len(segments)), counts)
     starts, counts = _walk_carefully(data, segments)
     return _find_fields(data, starts), np.repeat(np.arange(len(segments)), counts)
 
 
-def _walk(data: bytes, segments: Sequence[Segment]) -> tuple[list[int], list[int]] | None:
+def _walk(data: bytes, segments: Sequence[Segment]) -> tuple[Ints, list[int]] | None:
     """Start of every record, and how many records each segment has; None if a size cannot be right."""
-    starts: list[int] = []
+    parts: list[Ints] = []
     counts = []
-    position = end = 0
+    end = 0
+    for segment in segments:
+        begin, end = end, end + len(segment.body)
+        found = _walk_segment(data, begin, end)
+        if found is None:
+            return None
+        parts += found
+        counts.append(sum(len(part) for part in found))
+    return (np.concatenate(parts) if parts else np.empty(0, np.int64)), counts
+
+
+def _walk_segment(data: bytes, position: int, end: int) -> list[Ints] | None:
+    """Messages of one producer often have the same size, so after two of a size the following ones are
+    looked at all at once. Where that does not pay, it is tried ever less often: then this is the one loop
+    over single messages here, so it only hops; everything else is checked in bulk."""
+    parts: list[Ints] = []
+    hops: list[int] = []
     unpack = _SIZE.unpack_from
+    last_size = hops_to_try = 0
+    pause = _SHORT_RUN
     try:
-        for segment in segments:
-            before = len(starts)
-            end += len(segment.body)
-            # The one loop over single messages here, so it only hops; everything else is checked in bulk.
-            while position < end:
-                starts.append(position)
-                (size,) = unpack(data, position)
-                if size < _SHORTEST:
-                    return None
-                position += size
-            if position > end:
+        while position < end:
+            hops.append(position)
+            (size,) = unpack(data, position)
+            if size < _SHORTEST:
                 return None
-            counts.append(len(starts) - before)
+            position += size
+            hops_to_try -= 1
+            if size == last_size and hops_to_try <= 0:
+                run = _run_of(data, position, end, size)
+                pause = _SHORT_RUN if run >= _SHORT_RUN else 2 * pause
+                hops_to_try = 0 if run >= _SHORT_RUN else pause
+                parts += [np.array(hops, np.int64), np.arange(position, position + run * size, size)]
+                hops = []
+                position += run * size
+            last_size = size
     except struct.error:
         return None
-    return starts, counts
+    if position > end:
+        return None
+    return [*parts, np.array(hops, np.int64)]
 
 
-def _walk_carefully(data: bytes, segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+def _run_of(data: bytes, position: int, end: int, size: int) -> int:
+    """How many whole records of one size follow each other."""
+    count = (end - position) // size
+    if count <= 0:  # the size before was wrong, which the caller will see
+        return 0
+    sizes = np.ndarray(count, ">i4", data, position, strides=(size,))
+    others = sizes != size
+    return int(others.argmax()) if others.any() else count
+
+
+def _walk_carefully(data: bytes, segments: Sequence[Segment]) -> tuple[Ints, list[int]]:
     """As _walk, where a record is damaged: the bytes up to the next sound one then count as that record."""
     starts: list[int] = []
     counts = []
@@ -127,7 +163,7 @@ def _walk_carefully(data: bytes, segments: Sequence[Segment]) -> tuple[list[int]
             size = _sound_size(data, position, end)
             position = position + size if size else _next_sound_record(data, position + 1, end)
         counts.append(len(starts) - before)
-    return starts, counts
+    return np.array(starts, np.int64), counts
 
 
 def _next_sound_record(data: bytes, position: int, end: int) -> int:
@@ -150,15 +186,15 @@ def _sound_size(data: bytes, start: int, end: int) -> int:
     return size if start + size <= end else 0
 
 
-def _find_fields(data: bytes, starts: Sequence[int]) -> Layout:
+def _find_fields(data: bytes, begin: Ints) -> Layout:
     size = len(data)
-    if not starts or len(data) - starts[-1] < HEAD.itemsize:
+    if not len(begin) or len(data) - begin[-1] < HEAD.itemsize:
         data += bytes(HEAD.itemsize)  # a torn record at the very end must not stop the gathering below
     padded = np.frombuffer(data, np.uint8)
-    begin = np.array(starts, np.int64)
     end = np.append(begin[1:], size)[: len(begin)]
-    windows = np.lib.stride_tricks.sliding_window_view(padded, HEAD.itemsize)
-    heads = windows[begin].view(HEAD)[:, 0]
+    # As opaque items each head is one copy in C; as records or rows of bytes it would be many small ones.
+    windows = np.ndarray(len(data) - HEAD.itemsize + 1, f"V{HEAD.itemsize}", data, strides=(1,))
+    heads = windows[begin].view(HEAD)
     body_size = heads["body_size"].astype(np.int64)
     body_end = begin + HEAD.itemsize + body_size
     plain = (heads["magic"] == MAGIC_V1) & (heads["size"] == end - begin) & (body_size >= 0)

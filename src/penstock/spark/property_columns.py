@@ -6,6 +6,7 @@ leaves it to that function.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,29 @@ def slices(
     return both.take(pa.array(np.arange(1, 2 * len(starts), 2, dtype=np.int32)))
 
 
+def repeated(texts: Sequence[bytes], times: int) -> pa.Array:
+    """Some UTF-8 texts over and over again, as one array."""
+    sizes = np.tile(np.array([len(text) for text in texts], np.int32), times)
+    bounds = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=bounds[1:])
+    data = pa.py_buffer(b"".join(texts) * times)
+    return pa.Array.from_buffers(pa.string(), len(sizes), [None, pa.py_buffer(bounds), data])
+
+
+def all_same(data: npt.NDArray[np.uint8], starts: Ints, size: int) -> bool:
+    """Whether `data[start : start + size]` is the same for all starts: compared by words, and the rest by
+    smaller ones."""
+    done = 0
+    for width in (8, 4, 2, 1):
+        words = np.ndarray(max(0, len(data) - width + 1), f"u{width}", data, strides=(1,))
+        while size - done >= width:
+            found = words[starts + done]
+            if (found != found[0]).any():
+                return False
+            done += width
+    return True
+
+
 class PropertyColumns:
     """Names and values of all properties of all rows.
 
@@ -70,9 +94,11 @@ class PropertyColumns:
             return
         self._buffer = pa.py_buffer(data)
         self._values = slices(self._buffer, name_ends + 1, value_ends, pa.string())
-        if as_map:
-            self._names = slices(self._buffer, name_starts, name_ends, pa.string())
         self._shared = _shared_names(data, bounds, name_starts, name_ends)
+        if as_map and self._shared is not None:
+            self._names = repeated(self._shared, self._rows)
+        elif as_map:
+            self._names = slices(self._buffer, name_starts, name_ends, pa.string())
         if self._shared is not None:
             self._pairs = np.arange(0, len(value_ends) + 1, len(self._shared), dtype=np.int32)
             self.odd[:] = as_map and len(set(self._shared)) < len(self._shared)
@@ -125,11 +151,9 @@ def _shared_names(
         return None
     names = []
     for number, size in enumerate(sizes[0].tolist()):
-        first = data[starts[number] : ends[number]]
-        window = np.lib.stride_tricks.sliding_window_view(data, size)[starts[number::count]]
-        if (window != first).any():
+        if not all_same(data, starts[number::count], size):
             return None
-        names.append(first.tobytes())
+        names.append(data[starts[number] : ends[number]].tobytes())
     return names
 
 

@@ -19,7 +19,7 @@ from penstock.message.ids import pack_host
 from penstock.transport.tls import CLIENT_HELLO, TlsLayer, TlsSettings
 from penstock.wire.codes import ResponseCode
 from penstock.wire.command import Command, decode_command, encode_response
-from penstock.wire.frame import FrameDecoder, FrameError
+from penstock.wire.frame import Frame, FrameDecoder, FrameError
 from penstock.wire.peer import Peer
 
 log = logging.getLogger("penstock.transport")
@@ -186,7 +186,7 @@ class ServerPeer(asyncio.Protocol):
         self._out: list[Part] = []
         self._out_bytes = 0
         self._congested = False
-        self._backlog: list[bytes] = []  # frames read but not served, because the peer does not read
+        self._backlog: list[Frame] = []  # frames read but not served, because the peer does not read
         self._active = True
         self._idle_sweeps = 0
         self._half_sweeps = 0
@@ -286,7 +286,7 @@ class ServerPeer(asyncio.Protocol):
         if self._tls is not None and self._tls.ended:
             self.close()
 
-    def _serve(self, frames: list[bytes]) -> None:
+    def _serve(self, frames: list[Frame]) -> None:
         handle = self._server.service.handle
         for done, frame in enumerate(frames, 1):
             try:

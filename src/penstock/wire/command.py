@@ -147,10 +147,10 @@ _ONE_PASS: Final[Mapping[bytes, Callable[[bytes], Any]]] = {
 """By the first bytes of a header as Java clients write it; other spellings take the general way."""
 
 
-def decode_command(frame: bytes | memoryview) -> Command:
+def decode_command(frame: bytes | bytearray | memoryview) -> Command:
     """Decode a frame without its length field; raises ProtocolError and nothing else."""
     if type(frame) is not bytes:
-        frame = bytes(frame)
+        return _decode_collected(frame)
     size = len(frame)
     if size < 4:
         raise ProtocolError(f"frame of {size} bytes has no header")
@@ -179,6 +179,16 @@ def decode_command(frame: bytes | memoryview) -> Command:
         command = _decode_binary(frame[4:end])
     if end < size:
         command.body = frame[end:]
+    return command
+
+
+def _decode_collected(frame: bytes | bytearray | memoryview) -> Command:
+    """One that came in pieces, so it may be large: its body is copied just once."""
+    end = (_read_word(frame)[0] & 0xFFFFFF) + 4 if len(frame) >= 4 else 0
+    with memoryview(frame) as view:
+        command = decode_command(bytes(view[:end]))
+        if end < len(view):
+            command.body = bytes(view[end:])
     return command
 
 

@@ -12,19 +12,23 @@ _LENGTH = Struct(">i")
 _MAX_LENGTH = MAX_FRAME - _LENGTH.size  # the limit counts the length field itself
 
 
+Frame = bytes | bytearray
+"""Without its length field."""
+
+
 class FrameError(ProtocolError):
     """The stream is broken; `frames` are the good ones that came before in the same read."""
 
-    def __init__(self, text: str, frames: list[bytes]) -> None:
+    def __init__(self, text: str, frames: list[Frame]) -> None:
         super().__init__(text)
         self.frames = frames
 
 
 class FrameDecoder:
-    """Turns reads of any size into frames (without their length field).
+    """Turns reads of any size into frames.
 
     Frames that lie whole in one read are sliced out of it. A frame spread over several reads is collected in
-    one growing buffer, so a large frame costs two copies however small the reads are.
+    one growing buffer and handed on as that, so a large frame costs one copy however small the reads are.
     """
 
     __slots__ = ("_buffer", "_error", "_wanted")
@@ -39,12 +43,12 @@ class FrameDecoder:
         """Whether a frame has begun and is not complete."""
         return bool(self._buffer)
 
-    def feed(self, data: bytes | memoryview) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
         if self._error:
             raise FrameError(self._error, [])
         if type(data) is not bytes:
             data = bytes(data)
-        frames: list[bytes] = []
+        frames: list[Frame] = []
         position = self._finish(data, frames) if self._buffer else 0
         size = len(data)
         while size - position >= 4:
@@ -61,7 +65,7 @@ class FrameDecoder:
             self._buffer += data[position:]
         return frames
 
-    def _finish(self, data: bytes, frames: list[bytes]) -> int:
+    def _finish(self, data: bytes, frames: list[Frame]) -> int:
         """Complete the frame begun by earlier reads; returns how much of `data` it took."""
         buffer = self._buffer
         taken = 0
@@ -78,13 +82,13 @@ class FrameDecoder:
         buffer += data[taken:end] if taken or end < len(data) else data
         if len(buffer) < self._wanted:
             return len(data)
-        with memoryview(buffer) as view:
-            frames.append(bytes(view[4:]))
+        del buffer[:4]  # moves where it begins, not its bytes
+        frames.append(buffer)
         self._buffer = bytearray()
         self._wanted = 0
         return end
 
-    def _fail(self, length: int, frames: list[bytes]) -> None:
+    def _fail(self, length: int, frames: list[Frame]) -> None:
         what = "is negative" if length < 0 else f"is over the limit of {_MAX_LENGTH}"
         self._error = f"frame length {length} {what}"
         self._buffer = bytearray()

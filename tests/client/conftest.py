@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import inspect
 import itertools
+import math
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from penstock import SimpleConsumer
 from penstock.admin import AdminClient, TopicSettings, set_consume_mode
 from penstock.client import instance as instances
 from penstock.client.config import Timings
@@ -96,12 +99,28 @@ class ApacheBroker:
 
     name_server: str
     address: str
+    metrics_url: str
     broker_name: str = "broker-a"
+    give_back_s: float = 8.0
+    """Until a message given back comes again: the reviver brings it, which looks now and then."""
+
+    async def unfinished(self, group: str, topic: str) -> float:
+        """From the metrics, the only place where the broker says what is in flight. It counts leases only
+        in a group whose last heartbeat came from a client that does nothing but pop."""
+        async with SimpleConsumer(self.name_server, group=group, subscribe={topic: "*"}):
+            return await asyncio.to_thread(self._unfinished, group)
+
+    def _unfinished(self, group: str) -> float:
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if f'consumer_group="{group}"' in line]
+        names = ("rocketmq_consumer_ready_messages{", "rocketmq_consumer_inflight_messages{")
+        found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(names)]
+        return sum(found) if found else math.inf  # not known yet
 
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[RunningBroker | ApacheBroker]:
-    settings = {
+    settings: dict[str, Any] = {
         "messageDelayLevel": QUICK_LEVELS,
         "enablePropertyFilter": "true",
         "useServerSideResetOffset": "false",
@@ -110,8 +129,15 @@ def server(request: pytest.FixtureRequest) -> Iterator[RunningBroker | ApacheBro
         sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
         import apache
 
+        port = apache.free_port()
+        settings |= {
+            "metricsExporterType": "PROM",
+            "metricsPromExporterHost": "127.0.0.1",
+            "metricsPromExporterPort": port,
+        }
         with apache.cluster(settings=settings) as cluster:
-            yield ApacheBroker(cluster.name_server, cluster.brokers[0].address)
+            url = f"http://127.0.0.1:{port}/metrics"
+            yield ApacheBroker(cluster.name_server, cluster.brokers[0].address, url)
         return
     with broker(flush="async", settings=settings) as running:
         yield running
@@ -164,6 +190,28 @@ def set_mode(server: RunningBroker | ApacheBroker, topic: str, group: str) -> Se
             await set_consume_mode(admin, topic, group, mode, share)
 
     return apply
+
+
+@pytest.fixture
+def nothing_left(
+    server: RunningBroker | ApacheBroker, group: str, topic: str
+) -> Callable[[], Awaitable[None]]:
+    """Waits until the broker has nothing ready, in flight or put off for the test's popping group."""
+
+    async def unfinished() -> float:
+        if isinstance(server, ApacheBroker):
+            return await server.unfinished(group, topic)
+        async with AdminClient(server.name_server) as admin:
+            lags = await admin.group_lags(group)
+        return sum(lag.ready + lag.in_flight + lag.delayed for lag in lags)
+
+    async def wait() -> None:
+        deadline = time.monotonic() + 15
+        while left := await unfinished():
+            assert time.monotonic() < deadline, f"{left} messages are still there after 15 s"
+            await asyncio.sleep(0.05)
+
+    return wait
 
 
 Eventually = Callable[..., Awaitable[None]]

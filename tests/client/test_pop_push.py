@@ -29,16 +29,6 @@ def numbers(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-async def nothing_left(admin: AdminClient, group: str) -> None:
-    """Waits until the group has nothing ready, in flight or put off."""
-    for _ in range(400):
-        lags = await admin.group_lags(group)
-        if not any(lag.ready or lag.in_flight or lag.delayed for lag in lags):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"still there after 8 s: {lags}")
-
-
 async def dead_letters(admin: AdminClient, group: str, wanted: int) -> int:
     """How many there are, once there are as many as wanted."""
     count = 0
@@ -85,7 +75,13 @@ def consumer(server: RunningBroker, group: str, quick: Timings) -> Any:
 @pytest.mark.behaviour("POP-1")
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
 async def test_a_group_set_to_pop_consumes_everything_once_and_leaves_nothing_in_flight(
-    server: RunningBroker, topic: str, group: str, set_mode: Any, consumer: Any, eventually: Any, kind: str
+    server: RunningBroker,
+    topic: str,
+    set_mode: Any,
+    consumer: Any,
+    eventually: Any,
+    nothing_left: Any,
+    kind: str,
 ) -> None:
     await set_mode("POP")
     await put(server, topic, *numbers(300))
@@ -108,9 +104,7 @@ async def test_a_group_set_to_pop_consumes_everything_once_and_leaves_nothing_in
     async with popper:
         await eventually(lambda: len(got) >= 300)
         await eventually(lambda: all(queue.unacked == 0 for queue in popper.pop_service.queues.values()))
-        async with AdminClient(server.name_server) as admin:
-            lag = (await admin.group_lags(group))[0]
-            assert (lag.ready, lag.in_flight, lag.delayed) == (0, 0, 0)
+        await nothing_left()
     assert sorted(got) == sorted(numbers(300))
     assert {int(pop["queueId"]) for pop in tap.sent(RequestCode.POP_MESSAGE)} == {-1}
     assert not [pull for pull in tap.sent(RequestCode.PULL_MESSAGE) if pull["topic"] == topic]
@@ -119,7 +113,7 @@ async def test_a_group_set_to_pop_consumes_everything_once_and_leaves_nothing_in
 
 
 async def test_tags_and_filter_hooks_choose_what_the_listener_sees_and_the_rest_is_acked(
-    server: RunningBroker, topic: str, group: str, set_mode: Any, consumer: Any, eventually: Any
+    server: RunningBroker, topic: str, set_mode: Any, consumer: Any, eventually: Any, nothing_left: Any
 ) -> None:
     await set_mode("POP")
     await put(server, topic, b"1", tag="paid")
@@ -138,9 +132,9 @@ async def test_tags_and_filter_hooks_choose_what_the_listener_sees_and_the_rest_
     def note(message: Any) -> None:
         got.append(message.body)
 
-    async with popper, AdminClient(server.name_server) as admin:
+    async with popper:
         await eventually(lambda: got)
-        await nothing_left(admin, group)
+        await nothing_left()
     assert got == [b"1"]
 
 
@@ -201,10 +195,10 @@ async def test_a_listener_chooses_the_delay_and_negative_levels_mean_dead_letter
 async def test_a_message_over_the_limit_is_not_shown_but_put_away(
     server: RunningBroker,
     topic: str,
-    group: str,
     set_mode: Any,
     consumer: Any,
     eventually: Any,
+    nothing_left: Any,
     policy: str,
 ) -> None:
     """Another consumer with a higher limit has tried it before."""
@@ -228,9 +222,9 @@ async def test_a_message_over_the_limit_is_not_shown_but_put_away(
     def show(message: Any) -> None:
         shown.append(message.reconsume_times)
 
-    async with strict, AdminClient(server.name_server) as admin:
+    async with strict:
         await eventually(lambda: tap.sent(RequestCode.ACK_MESSAGE))
-        await nothing_left(admin, group)
+        await nothing_left()
     assert not shown
     dead = tap.sent(RequestCode.CONSUMER_SEND_MSG_BACK)
     assert [ask["delayLevel"] for ask in dead] == (["-1"] if policy == "dead_letter" else [])

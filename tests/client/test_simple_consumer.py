@@ -66,7 +66,7 @@ async def test_what_is_acked_is_gone_and_what_is_not_comes_again(
 
 
 async def test_many_are_acked_with_one_request(
-    server: RunningBroker, topic: str, group: str, simple: Any
+    server: RunningBroker, topic: str, simple: Any, nothing_left: Any
 ) -> None:
     await put(server, topic, *(b"%d" % number for number in range(40)))
     tap = Wiretap()
@@ -75,8 +75,7 @@ async def test_many_are_acked_with_one_request(
         while len(received) < 40:
             received += await consumer.receive(max_messages=40)
         await consumer.ack_many(received)
-        async with AdminClient(server.name_server) as admin:
-            assert (await admin.leases(group)).total == 0
+        await nothing_left()
     assert tap.codes.count(RequestCode.BATCH_ACK_MESSAGE) == 1
     assert tap.codes.count(RequestCode.ACK_MESSAGE) == 0
 

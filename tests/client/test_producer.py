@@ -239,6 +239,21 @@ async def test_a_broker_without_a_master_cannot_be_sent_to(cluster: Any, topic: 
             assert isinstance(caught.value.__cause__, BrokerNotFound)
 
 
+@pytest.mark.parametrize("why", ["its master is gone", "it is read-only"])
+async def test_a_topic_that_is_there_but_takes_no_messages_is_not_called_unknown(
+    cluster: Any, topic: str, quick: Timings, why: str
+) -> None:
+    async with cluster.running("b1", replicas={"b1": [1]}):
+        if why == "it is read-only":
+            cluster.perm = 4
+        else:
+            del cluster.broker_addrs["b1"][0]
+        async with Producer(cluster.name_server, timings=quick) as producer:
+            with pytest.raises(SendError, match=f"topic {topic} takes no messages now.*master"):
+                await producer.send(Message(topic, b"x"))
+        assert not cluster.sent(SEND)
+
+
 @pytest.mark.parametrize(
     ("code", "status"),
     [

@@ -184,6 +184,10 @@ class Sender:
         if not info.has_route and not info.queues:
             await self.instance.update_route(topic, borrow_queues=self.settings.default_topic_queues)
             info = self._publish[topic]
+        if not info.queues and info.has_route:
+            raise SendError(
+                f"topic {topic} takes no messages now: none of its brokers has a master, or it is read-only"
+            )
         if not info.queues:
             raise TopicNotFound(
                 f"no route for topic {topic}: create it, or check that a broker which creates topics is alive"

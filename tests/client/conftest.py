@@ -112,9 +112,13 @@ class ApacheBroker:
 
     def _unfinished(self, group: str) -> float:
         with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
-            lines = [line for line in answer.read().decode().splitlines() if f'consumer_group="{group}"' in line]
+            lines = answer.read().decode().splitlines()
         names = ("rocketmq_consumer_ready_messages{", "rocketmq_consumer_inflight_messages{")
-        found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(names)]
+        found = [
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith(names) and f'consumer_group="{group}"' in line
+        ]
         return sum(found) if found else math.inf  # not known yet
 
 

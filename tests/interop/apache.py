@@ -192,6 +192,7 @@ class Cluster:
                 "brokerName": name,
                 "brokerId": int(slave),
                 "brokerRole": "SLAVE" if slave else "ASYNC_MASTER",
+                "slaveReadEnable": str(pair).lower(),  # or a slave answers every pull with SYSTEM_BUSY
                 "brokerIP1": "127.0.0.1",
                 "brokerIP2": "127.0.0.1",  # where the slave finds its master's log
                 "bindAddress": "127.0.0.1",
@@ -236,6 +237,11 @@ class Cluster:
             if server is not None:
                 server.stop()
 
+    def kill(self) -> None:
+        for server in (*self.brokers, self.namesrv):
+            if server is not None:
+                server.kill()
+
 
 SMALL_FILES: Mapping[str, object] = {
     "mappedFileSizeCommitLog": 1 << 20,
@@ -256,7 +262,7 @@ def cluster(**options: Any) -> Iterator[Cluster]:
         try:
             yield running
         finally:
-            running.stop()
+            running.kill()  # a clean stop takes half a minute, and the folder goes anyway
 
 
 class JavaError(Exception):

@@ -24,6 +24,7 @@ public class ClientLoad {
     private static final byte[] BODY = new byte[128];
     private static final int IN_FLIGHT = 256;
     private static final int BATCH = 512;
+    private static final int ONEWAY = 2_000;
     private static final int LATENCY_RATE = 200;
     private static final Map<String, Double> FIGURES = new LinkedHashMap<>();
 
@@ -102,10 +103,12 @@ public class ClientLoad {
         });
         batches.acquire(16);
         forSeconds("send oneway", seconds, () -> {
-            producer.sendOneway(message());
-            return 1;
+            for (int i = 0; i < ONEWAY; i++) {
+                producer.sendOneway(message());
+            }
+            producer.send(message()); // or this client buffers what the broker has not read, until memory ends
+            return ONEWAY + 1;
         });
-        producer.send(message());
         producer.shutdown();
     }
 

@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 
 from penstock.client.remoting import Body, Remoting
 from penstock.errors import BadHeader, CorruptRecord, ServerError
-from penstock.message.batch import split_inner_batch
+from penstock.message.batch import split_messages
 from penstock.message.queue import MessageQueue
 from penstock.message.record import RecordView, split_records
-from penstock.message.sysflag import INNER_BATCH_MASK
 from penstock.wire import headers
 from penstock.wire.bodies import (
     CheckClientRequestBody,
@@ -84,10 +83,7 @@ class PullResult(NamedTuple):
 
     def records(self) -> list[RecordView]:
         """The messages of the body, batches that are stored as one record taken apart."""
-        records = split_records(self.body)
-        if any(record.sys_flag & INNER_BATCH_MASK == INNER_BATCH_MASK for record in records):
-            return [inner for record in records for inner in split_inner_batch(record)]
-        return records
+        return split_messages(self.body)
 
 
 def checked(response: Command, address: str) -> Command:

@@ -12,15 +12,14 @@ from typing import Final, NamedTuple
 from penstock.client.api import checked, server_error
 from penstock.client.remoting import Remoting
 from penstock.errors import BadHeader, CorruptRecord, InvalidArgument
-from penstock.message.batch import split_inner_batch
+from penstock.message.batch import split_messages
 from penstock.message.handles import (
     Handle,
     parse_message_offsets,
     parse_order_counts,
     parse_start_offsets,
 )
-from penstock.message.record import RecordView, split_records
-from penstock.message.sysflag import INNER_BATCH_MASK
+from penstock.message.record import RecordView
 from penstock.wire import headers
 from penstock.wire.bodies import (
     BatchAck,
@@ -67,10 +66,7 @@ class PopResult(NamedTuple):
     body: bytes
 
     def records(self) -> list[RecordView]:
-        records = split_records(self.body)
-        if any(record.sys_flag & INNER_BATCH_MASK == INNER_BATCH_MASK for record in records):
-            return [inner for record in records for inner in split_inner_batch(record)]
-        return records
+        return split_messages(self.body)
 
 
 NOTHING_POPPED: Final = PopResult(PopStatus.NOT_FOUND, 0, 0, 0, 0, {}, {}, {}, b"")

@@ -1,4 +1,4 @@
-"""The pull service: takes pull requests one after the other, for ever, and survives whatever they do.
+"""The pull service: takes pull requests one after the other and survives whatever they do.
 
 Each assigned queue has exactly one pull request. It is put back when its pull is answered, at once or after
 a delay, so a queue never has two pulls under way.
@@ -6,7 +6,6 @@ a delay, so a queue never has two pulls under way.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -38,18 +37,17 @@ class PullRequest:
 class PullService:
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance
-        self._requests: asyncio.Queue[PullRequest] = asyncio.Queue()
-        self._stopped = False
+        self._stopped = True
 
     def start(self) -> None:
-        self._instance.spawn(self._run())
+        self._stopped = False
 
     def stop(self) -> None:
         self._stopped = True
 
     def put(self, request: PullRequest) -> None:
         if not self._stopped:
-            self._requests.put_nowait(request)
+            self._instance.loop.call_soon(self._take, request)
 
     def put_later(self, request: PullRequest, delay_ms: int, *, or_room_at: int | None = None) -> None:
         """After the delay; with `or_room_at` already when no more than so many messages are cached: quick
@@ -57,7 +55,7 @@ class PullService:
         if self._stopped:
             return
         if delay_ms <= 0:
-            self._requests.put_nowait(request)
+            self.put(request)
             return
         process_queue = request.process_queue
 
@@ -71,20 +69,19 @@ class PullService:
             process_queue.room_at = or_room_at
             process_queue.on_room = again
 
-    async def _run(self) -> None:
-        while not self._stopped:
-            request = await self._requests.get()
-            consumer = self._instance.consumers.get(request.group)
-            if consumer is None:
-                if request.process_queue.dropped:  # the consumer has left in order
-                    continue
+    def _take(self, request: PullRequest) -> None:
+        if self._stopped:
+            return
+        consumer = self._instance.consumers.get(request.group)
+        if consumer is None:
+            if not request.process_queue.dropped:  # else the consumer has left in order
                 log.warning(
                     "no consumer for group %s here, its pull request is dropped: %s", request.group, request
                 )
-                continue
-            try:
-                consumer.pull(request)
-            except Exception:
-                delay_ms = self._instance.settings.timings.pull_error_ms
-                log.exception("pull of %s failed, trying again in %d ms", request.queue, delay_ms)
-                self.put_later(request, delay_ms)
+            return
+        try:
+            consumer.pull(request)
+        except Exception:
+            delay_ms = self._instance.settings.timings.pull_error_ms
+            log.exception("pull of %s failed, trying again in %d ms", request.queue, delay_ms)
+            self.put_later(request, delay_ms)

@@ -1,7 +1,11 @@
 """Where listeners run: plain functions on threads, coroutines as a bounded number of tasks.
 
-Work goes to threads through a SimpleQueue and comes back to the event loop in batches: the first result
-of a batch wakes the loop, the others ride along. There is no future, task or lock for a single message.
+Jobs wait in a deque. One worker is woken for the first of them and takes what it can get; only if some
+still wait a moment later, because listeners take their time, more are woken, twice as many each time. So
+quick listeners cost no wake-up for each message, and slow ones have all workers within a few milliseconds.
+
+Results come back to the event loop in batches: the first of a batch wakes the loop, the others ride along.
+There is no future, task or lock for a single message.
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Protocol, cast
 
 from penstock.errors import WrongState
@@ -20,6 +23,8 @@ log = logging.getLogger("penstock.client")
 
 ASYNC_RUN = 64
 """Jobs a task does before it lets the loop breathe: a coroutine that never waits must not starve pulls."""
+SPREAD_S = 0.001
+"""How long jobs wait for the workers that are awake before more are woken."""
 
 
 class JobService(Protocol):
@@ -59,11 +64,18 @@ class WorkerPool:
         self._outstanding = 0
         self._stopped = False
         self._idle: asyncio.Event | None = None
-        # threads
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
         self._done: deque[Job] = deque()
         self._drain_due = False
+        self._spread_due = False
+        self._wake_next = 1
+        # threads
+        self._jobs: deque[Job] = deque()
+        self._threads = 0
+        self._leave: deque[None] = deque()
+        """As many entries as threads are to end."""
+        self._asleep: deque[threading.Lock] = deque()
+        self._waking = False
+        """A thread was woken or started and has not come to take a job yet."""
         # tasks
         self._waiting: deque[Job] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,10 +86,8 @@ class WorkerPool:
 
     def resize(self, size: int) -> None:
         """More workers come with the next jobs; surplus threads leave when they are next free."""
-        for _ in range(len(self._threads) - size):
-            self._threads.pop()
-            self._jobs.put(None)
         self._size = size
+        self._dismiss(self._threads - size)
 
     @property
     def outstanding(self) -> int:
@@ -91,24 +101,66 @@ class WorkerPool:
         self._outstanding += 1
         if is_async:
             self._waiting.append(job)
-            if len(self._tasks) < self._size:
-                task = self._loop.create_task(self._run_tasks(), name=self._name)
-                self._tasks.add(task)
-            return True
-        # As many threads as jobs under way: an idle one cannot be told from one that hangs.
-        if len(self._threads) < min(self._size, self._outstanding):
-            number = len(self._threads) + 1
-            thread = threading.Thread(target=self._run_thread, name=f"{self._name}-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._jobs.put(job)
+            if not self._tasks:
+                self._add_task()
+        else:
+            self._jobs.append(job)
+            if not self._waking:
+                self._wake()
+        if not self._spread_due:
+            self._spread_due = True
+            self._loop.call_later(SPREAD_S, self._spread)
         return True
+
+    def _spread(self) -> None:
+        """Wakes more workers while jobs wait longer than those that are awake need for them."""
+        if not (self._jobs or self._waiting):
+            self._spread_due = False
+            self._wake_next = 1
+            return
+        if not self._waking:
+            for _ in range(min(self._wake_next, len(self._jobs))):
+                self._wake()
+        for _ in range(min(self._wake_next, len(self._waiting), self._size - len(self._tasks))):
+            self._add_task()
+        self._wake_next *= 2
+        self._loop.call_later(SPREAD_S, self._spread)
 
     # ---- threads ------------------------------------------------------------------------------------
 
+    def _wake(self) -> None:
+        if not self._rouse() and self._threads < self._size:
+            self._waking = True
+            self._threads += 1
+            name = f"{self._name}-{self._threads}"
+            threading.Thread(target=self._run_thread, name=name, daemon=True).start()
+
+    def _rouse(self) -> bool:
+        try:
+            bed = self._asleep.pop()  # the one that fell asleep last is the warmest
+        except IndexError:
+            return False
+        self._waking = True
+        bed.release()
+        return True
+
+    def _dismiss(self, count: int) -> None:
+        for _ in range(count):
+            self._threads -= 1
+            self._leave.append(None)
+            self._rouse()
+
     def _run_thread(self) -> None:
-        get, done = self._jobs.get, self._done
-        while (job := get()) is not None:
+        jobs, done, leave = self._jobs, self._done, self._leave
+        bed = threading.Lock()
+        bed.acquire()
+        self._waking = False
+        while not leave or not self._leaves():
+            try:
+                job = jobs.popleft()
+            except IndexError:
+                self._sleep(bed)
+                continue
             job.run()
             done.append(job)
             if not self._drain_due:
@@ -118,6 +170,25 @@ class WorkerPool:
                 except RuntimeError:  # the loop was closed under a listener that outlived it
                     return
 
+    def _leaves(self) -> bool:
+        try:
+            self._leave.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _sleep(self, bed: threading.Lock) -> None:
+        asleep = self._asleep
+        asleep.append(bed)
+        if self._jobs or self._leave:  # came before this thread could be seen asleep: nobody was woken
+            try:
+                asleep.remove(bed)
+                return
+            except ValueError:  # woken just now
+                pass
+        bed.acquire()
+        self._waking = False
+
     def _drain(self) -> None:
         # Cleared before the results are taken: a worker that still saw it set appended before this line.
         self._drain_due = False
@@ -126,6 +197,9 @@ class WorkerPool:
         self._report(batch)
 
     # ---- tasks --------------------------------------------------------------------------------------
+
+    def _add_task(self) -> None:
+        self._tasks.add(self._loop.create_task(self._run_tasks(), name=self._name))
 
     async def _run_tasks(self) -> None:
         waiting, done = self._waiting, self._done
@@ -184,8 +258,7 @@ class WorkerPool:
         self._stopped = True
         for task in list(self._tasks):
             task.cancel()
-        for _ in self._threads:
-            self._jobs.put(None)
+        self._dismiss(self._threads)
 
 
 def report_to_services(jobs: list[Job]) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from penstock.errors import CorruptRecord, MessageTooLarge
 from penstock.limits import MAX_PROPERTIES_BYTES
 from penstock.message.compression import decompress
-from penstock.message.record import Buffer, RecordView, encode_record
+from penstock.message.record import Buffer, RecordView, encode_record, split_records
 from penstock.message.sysflag import COMPRESSED, INNER_BATCH_MASK
 
 _ELEMENT: Final = struct.Struct(">i8xii")
@@ -69,6 +69,17 @@ def split_batch(body: Buffer) -> list[tuple[int, Buffer, bytes]]:
         elements.append((flag, body[start:end], body[properties_start:next_position]))
         position = next_position
     return elements
+
+
+def split_messages(body: Buffer) -> list[RecordView]:
+    """The messages of an answer's body, batches that are stored as one record taken apart."""
+    records = split_records(body)
+    flags = 0
+    for record in records:
+        flags |= record.sys_flag
+    if flags & INNER_BATCH_MASK != INNER_BATCH_MASK:
+        return records
+    return [inner for record in records for inner in split_inner_batch(record)]
 
 
 def split_inner_batch(record: RecordView) -> list[RecordView]:

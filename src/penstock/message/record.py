@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 from penstock.errors import CorruptRecord, InvalidArgument, MessageTooLarge
@@ -41,7 +41,8 @@ _MAX_TOPIC_V2: Final = 32_767
 _HEAD_SIZE: Final = RECORD_HEAD.size
 _SHORTEST: Final = _HEAD_SIZE + 3
 _START_SIZE: Final = 8
-_unpack_head: Final = RECORD_HEAD.unpack_from
+_unpack_needed: Final = struct.Struct(">iI8xiq8xi32xi8xi").unpack_from
+"""Size, magic, flag, queue offset, sysFlag, reconsume times, body length; the last two with IPv4 hosts."""
 _unpack_start: Final = struct.Struct(">iI").unpack_from
 _unpack_sizes: Final = struct.Struct(">8xi24xi44xi").unpack_from
 
@@ -109,78 +110,44 @@ def encode_record(
 
 
 class RecordView:
-    """A record inside a larger buffer. The fixed fields are plain attributes; topic, body and properties are
-    cut out, and decoded, at each access. A view that could be made has a sound structure."""
+    """A record inside a larger buffer. A view that could be made has a sound structure.
+
+    What every consumer needs of every message are plain attributes; everything else is cut out, and
+    decoded, at each access.
+    """
 
     __slots__ = (
         "_body_end",
         "_body_start",
         "_properties_start",
         "_topic_start",
-        "body_crc",
-        "born_host",
-        "born_ms",
         "buffer",
         "flag",
         "offset",
-        "physical_offset",
-        "prepared_offset",
-        "queue_id",
         "queue_offset",
         "reconsume_times",
         "size",
-        "store_host",
-        "store_ms",
         "sys_flag",
     )
 
     buffer: Buffer
     offset: int
     size: int
-    body_crc: int
-    queue_id: int
     flag: int
     queue_offset: int
-    physical_offset: int
     sys_flag: int
-    born_ms: int
-    born_host: bytes
-    store_ms: int
-    store_host: bytes
     reconsume_times: int
-    prepared_offset: int
 
     def __init__(self, buffer: Buffer, offset: int = 0) -> None:
         try:
-            (
-                size,
-                magic,
-                self.body_crc,
-                self.queue_id,
-                self.flag,
-                self.queue_offset,
-                self.physical_offset,
-                sys_flag,
-                self.born_ms,
-                self.born_host,
-                self.store_ms,
-                self.store_host,
-                self.reconsume_times,
-                self.prepared_offset,
-                body_size,
-            ) = _unpack_head(buffer, offset)
+            size, magic, self.flag, self.queue_offset, sys_flag, self.reconsume_times, body_size = (
+                _unpack_needed(buffer, offset)
+            )
             body_start = offset + _HEAD_SIZE
             if sys_flag & HOSTS_V6:
                 head = _HEADS[sys_flag & HOSTS_V6]
                 body_start = offset + head.size
-                (
-                    self.born_host,
-                    self.store_ms,
-                    self.store_host,
-                    self.reconsume_times,
-                    self.prepared_offset,
-                    body_size,
-                ) = head.unpack_from(buffer, offset)[9:]
+                self.reconsume_times, _, body_size = head.unpack_from(buffer, offset)[12:]
             body_end = body_start + body_size
             topic_size = first = buffer[body_end]
             topic_start = body_end + 1
@@ -205,6 +172,43 @@ class RecordView:
         self._body_end = body_end
         self._topic_start = topic_start
         self._properties_start = start
+
+    @property
+    def _head(self) -> tuple[Any, ...]:
+        """In the order of RECORD_HEAD."""
+        return _HEADS[self.sys_flag & HOSTS_V6].unpack_from(self.buffer, self.offset)
+
+    @property
+    def body_crc(self) -> int:
+        return int(self._head[2])
+
+    @property
+    def queue_id(self) -> int:
+        return int(self._head[3])
+
+    @property
+    def physical_offset(self) -> int:
+        return int(self._head[6])
+
+    @property
+    def born_ms(self) -> int:
+        return int(self._head[8])
+
+    @property
+    def born_host(self) -> bytes:
+        return bytes(self._head[9])
+
+    @property
+    def store_ms(self) -> int:
+        return int(self._head[10])
+
+    @property
+    def store_host(self) -> bytes:
+        return bytes(self._head[11])
+
+    @property
+    def prepared_offset(self) -> int:
+        return int(self._head[13])
 
     @property
     def topic(self) -> str:

@@ -29,9 +29,13 @@ class Work:
             await result
 
 
-def make(size: int = 3, backlog: int = 10_000) -> tuple[WorkerPool, list[list[Job]]]:
+def make(size: int = 3, backlog: int = 10_000, name: str = "pool") -> tuple[WorkerPool, list[list[Job]]]:
     batches: list[list[Job]] = []
-    return WorkerPool("pool", size, backlog, batches.append, asyncio.get_running_loop()), batches
+    return WorkerPool(name, size, backlog, batches.append, asyncio.get_running_loop()), batches
+
+
+def threads_of(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(f"{name}-")]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -83,6 +87,32 @@ def test_no_more_jobs_run_at_once_than_the_pool_has_workers(is_async: bool) -> N
 
     asyncio.run(main())
     assert most[0] == 3
+
+
+def test_jobs_that_take_their_time_get_every_worker() -> None:
+    met = threading.Barrier(20)
+
+    async def main() -> None:
+        pool, _ = make(size=20)
+        for _ in range(40):
+            pool.submit(Work(lambda: met.wait(10)), is_async=False)
+        assert await pool.drain(10_000) == 0
+        pool.stop()
+
+    asyncio.run(main())
+    assert not met.broken
+
+
+def test_quick_jobs_do_not_wake_every_worker() -> None:
+    async def main() -> None:
+        pool, _ = make(size=20, name="quick")
+        for _ in range(50):
+            pool.submit(Work(), is_async=False)
+            assert await pool.drain(5_000) == 0
+        assert len(threads_of("quick")) < 5
+        pool.stop()
+
+    asyncio.run(main())
 
 
 def test_a_full_pool_refuses_and_a_stopped_one_too() -> None:
@@ -169,11 +199,11 @@ def test_an_error_in_handling_results_does_not_stop_the_pool(caplog: pytest.LogC
 
 def test_a_smaller_pool_lets_its_surplus_threads_go() -> None:
     async def main() -> list[threading.Thread]:
-        pool, _ = make(size=4)
+        pool, _ = make(size=4, name="shrinking")
         for _ in range(20):
             pool.submit(Work(lambda: time.sleep(0.002)), is_async=False)
         await pool.drain(5_000)
-        threads = list(pool._threads)
+        threads = threads_of("shrinking")
         assert len(threads) == 4
         pool.resize(1)
         for _ in range(5):
@@ -194,10 +224,9 @@ def test_a_listener_that_outlives_its_loop_ends_quietly() -> None:
     release = threading.Event()
 
     async def main() -> list[threading.Thread]:
-        pool, _ = make(size=1)
+        pool, _ = make(size=1, name="outliving")
         pool.submit(Work(release.wait), is_async=False)
-        await asyncio.sleep(0.01)
-        return list(pool._threads)
+        return threads_of("outliving")
 
     threads = asyncio.run(main())
     release.set()

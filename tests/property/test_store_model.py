@@ -99,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         flush.run()
         arrivals = self.store.flushed(flush)
-        assert [(arrival.topic, arrival.queue_id) for arrival in arrivals] == [
+        assert [(arrival.topic, arrival.queue_id) for arrival in arrivals for _ in arrival.messages()] == [
             name for name, _ in self.waiting
         ]
         for queue, message in self.waiting:

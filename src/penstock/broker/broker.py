@@ -196,7 +196,8 @@ class Broker:
         self._notes.durable(self.store.durable)
         self.delay.durable(self.store.durable, now_ms)
         if arrivals:
-            self.statistics.count_put_time(len(arrivals), now_ms - arrivals[0].store_ms)
+            messages = sum([arrival.shown for arrival in arrivals])
+            self.statistics.count_put_time(messages, now_ms - arrivals[0].store_ms)
             self.puller.held.arrived(arrivals, now_ms)
         self.pop.durable(self.store.durable, arrivals, now_ms)
 

@@ -19,7 +19,7 @@ from penstock.wire.headers import PullHeader
 from penstock.wire.peer import Peer
 
 if TYPE_CHECKING:
-    from penstock.store.results import Arrival
+    from penstock.store.results import Arrival, ArrivedMessage
     from penstock.store.store import Store
 
 SCAN_MS = 5_000
@@ -78,14 +78,20 @@ class HeldPulls:
                     self._release(held, now_ms)
 
     def _wants(self, held: HeldPull, arrival: Arrival) -> bool:
-        if arrival.queue_offset < held.header.queue_offset:
-            return False
-        by_code, by_record = held.filter
-        if by_code is not None and not by_code(arrival.tag_code):
+        wanted_from = held.header.queue_offset
+        return any(
+            self._passes(held.filter, message)
+            for message in arrival.messages()
+            if message.queue_offset >= wanted_from
+        )
+
+    def _passes(self, wanted: PullFilter, message: ArrivedMessage) -> bool:
+        by_code, by_record = wanted
+        if by_code is not None and not by_code(message.tag_code):
             return False
         if by_record is None:
             return True
-        record = self._store.read_record(arrival.physical_offset)
+        record = self._store.read_record(message.physical_offset)
         return record is None or by_record(RecordView(record))
 
     def tick(self, now_ms: int) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
+
+Key: TypeAlias = str | bytes
+"""A message key, or what a record holds of it: UTF-8."""
 
 _MASK: Final = 0xFFFF_FFFF
 _SIGN: Final = 0x8000_0000
@@ -51,44 +55,53 @@ class KeyHasher:
     """Index hashes of `topic#key` for a stream of keys.
 
     Every message has a unique key, and those of one producer count up: what comes before the last digits
-    repeats, and so do the last digits. Both parts are looked up instead of computed.
+    repeats, and so do the last three. Both parts are looked up instead of computed.
     """
 
-    TAIL: Final = 3
     REMEMBERED: Final = 8_192
 
     def __init__(self) -> None:
-        self._prefixes: dict[str, int] = {}
-        self._parts: dict[str, int] = {}
+        self._prefixes: dict[tuple[str, int], int] = {}
+        """What `topic#` adds to the hash of a key of this length."""
+        self._heads: dict[Key, int] = {}
+        """What the text before the last digits adds."""
+        self._tails: dict[Key, int] = {}
 
-    def hash(self, topic: str, key: str) -> int:
-        prefix = self._prefixes.get(topic)
-        if prefix is None:
-            prefix = self._remember(self._prefixes, topic, java_hash(topic + "#"))
-        size = len(key)
-        if size <= self.TAIL or size >= len(_POWERS) or not key.isascii():
-            return slot_hash(extend_hash(prefix, key))
-        parts = self._parts
-        head_text, tail_text = key[:-3], key[-3:]
-        head = parts.get(head_text)
-        if head is None:
-            head = self._remember(parts, head_text, java_hash(head_text))
-        tail = parts.get(tail_text)
-        if tail is None:
-            tail = self._remember(parts, tail_text, java_hash(tail_text))
-        value = prefix * _POWERS[size] + head * _TAIL_POWER + tail & _MASK
-        if value >= _SIGN:
-            return _MASK + 1 - value if value > _SIGN else 0
-        return value
+    def hash_all(self, topics: Iterable[str], keys: Iterable[Key]) -> list[int]:
+        """The hash of every topic and key. One for every message: the loop is kept tight."""
+        prefixes, heads, tails = self._prefixes, self._heads, self._tails
+        hashes: list[int] = []
+        for topic, key in zip(topics, keys, strict=True):
+            size = len(key)
+            head_text, tail_text = key[:-3], key[-3:]
+            prefix, head, tail = prefixes.get((topic, size)), heads.get(head_text), tails.get(tail_text)
+            if prefix is None or head is None or tail is None:
+                if not 3 < size < len(_POWERS) or not key.isascii():
+                    hashes.append(key_hash(f"{topic}#{_text(key)}"))
+                    continue
+                if prefix is None:
+                    prefix = java_hash(topic + "#") * _POWERS[size] & _MASK
+                    self._remember(prefixes, (topic, size), prefix)
+                if head is None:
+                    head = java_hash(_text(head_text)) * _POWERS[3] & _MASK
+                    self._remember(heads, head_text, head)
+                if tail is None:
+                    tail = java_hash(_text(tail_text)) & _MASK
+                    self._remember(tails, tail_text, tail)
+            value = prefix + head + tail & _MASK
+            if value >= _SIGN:
+                value = _MASK + 1 - value if value > _SIGN else 0
+            hashes.append(value)
+        return hashes
 
-    def _remember(self, table: dict[str, int], text: str, value: int) -> int:
+    def _remember(self, table: dict[Any, int], part: tuple[str, int] | Key, value: int) -> None:
         if len(table) >= self.REMEMBERED:
             table.clear()
-        table[text] = value
-        return value
+        table[part] = value
 
 
-_TAIL_POWER: Final = _POWERS[KeyHasher.TAIL]
+def _text(key: Key) -> str:
+    return key if isinstance(key, str) else key.decode(errors="replace")
 
 
 def key_hash(text: str) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from penstock.message.hashing import java_hash
+from penstock.message.hashing import Key, java_hash
 from penstock.message.properties import find_property_bytes
 from penstock.message.sysflag import PREPARED
 
@@ -15,6 +15,7 @@ NOT_IN_QUEUE: Final = PREPARED
 """The sysFlag bit that prepared and rolled-back records have, and no others: no queue shows them."""
 _UNKNOWN_LEVEL_MS: Final = 1000
 _VALUE_END: Final = 2
+_UNIQUE_KEY: Final = b"UNIQ_KEY\x01"
 
 DelayLevels = Callable[[int], int]
 
@@ -37,18 +38,45 @@ def tag_code_of(properties: bytes) -> int:
 
 def keys_of(properties: bytes) -> list[str]:
     """What a message is indexed under: its unique key, then each of its keys."""
-    at = properties.rfind(b"UNIQ_KEY\x01")
-    end = properties.find(b"\x02", at)
-    if end > at + 9 > 8 and (at == 0 or properties[at - 1] == _VALUE_END):
-        unique: bytes | None = properties[at + 9 : end]
-    else:
-        unique = find_property_bytes(properties, b"UNIQ_KEY")
+    unique = find_property_bytes(properties, b"UNIQ_KEY")
     keys = [unique.decode(errors="replace")] if unique else []
     if properties.find(b"KEYS\x01") >= 0:
         pieces = find_property_bytes(properties, b"KEYS")
         if pieces:
             keys += [key for key in pieces.decode(errors="replace").split(" ") if key]
     return keys
+
+
+def take_apart(texts: Sequence[bytes]) -> tuple[list[int], list[Key], list[int]]:
+    """Of the properties of a batch's messages: the tag codes, all keys, and the number of each key's message.
+
+    Texts of one producer are mostly alike but for the unique key, so each is compared with the one before,
+    and only taken apart if it differs elsewhere.
+    """
+    codes: list[int] = []
+    keys: list[Key] = []
+    owners: list[int] = []
+    code = start = end = 0
+    before = after = b""
+    for number, text in enumerate(texts):
+        key = text[start:end]
+        if key and text[:start] == before and text[end:] == after and _VALUE_END not in key:
+            codes.append(code)
+            keys.append(key)
+            owners.append(number)
+            continue
+        code = tag_code_of(text)
+        names = keys_of(text)
+        codes.append(code)
+        keys += names
+        owners += [number] * len(names)
+        start = text.rfind(_UNIQUE_KEY) + len(_UNIQUE_KEY)
+        end = text.find(b"\x02", start)
+        before, after = text[:start], text[end:]
+        whole_piece = before == _UNIQUE_KEY or before.endswith(b"\x02" + _UNIQUE_KEY)
+        if not whole_piece or len(names) != 1 or end <= start:
+            start = end = 0
+    return codes, keys, owners
 
 
 def queue_tag_code(topic: str, properties: bytes, store_ms: int, delay_level_ms: DelayLevels | None) -> int:

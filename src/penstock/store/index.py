@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 from penstock.store.disk import Buffer, Disk, File
@@ -133,39 +132,42 @@ class IndexFile:
         """Entries that still fit."""
         return self._capacity - self.count
 
-    def insert(self, entries: Iterable[tuple[int, int, int]]) -> None:
-        """Add entries (key hash, position, store ms) in the order of the log, no more than there is room for.
+    def insert(self, hashes: list[int], positions: list[int], times_ms: list[int]) -> None:
+        """Add entries (key hash, position, store time) in the order of the log, as many as there is room for.
 
         One for every key of every message: the loop is kept tight.
         """
-        slots, pages, pack = self._slots, self._pages, _pack_entry
-        count, used, begin_ms = self.count, self.slot_count, self.begin_ms
-        position = store_ms = last_ms = seconds = 0
-        packed: list[bytes] = []
-        for key_hash, position, store_ms in entries:
-            if count <= 1:
-                self.begin_offset, self.begin_ms = position, store_ms
-                begin_ms = store_ms
-            if store_ms != last_ms:
-                last_ms = store_ms
-                seconds = (store_ms - begin_ms) // _SECOND_MS
-                seconds = min(seconds, _MAX_DIFF) if seconds > 0 and begin_ms > 0 else 0
-            slot = key_hash % slots
-            page = pages.get(slot // _PAGE_SLOTS)
+        if not hashes:
+            return
+        if self.count <= 1:
+            self.begin_offset, self.begin_ms = positions[0], times_ms[0]
+        slots, pages, count, used = self._slots, self._pages, self.count, self.slot_count
+        before: list[int] = []
+        for key_hash in hashes:
+            number, slot = divmod(key_hash % slots, _PAGE_SLOTS)
+            page = pages.get(number)
             if page is None:
-                page = pages[slot // _PAGE_SLOTS] = self._stored_page(slot // _PAGE_SLOTS)[:]
-            slot %= _PAGE_SLOTS
+                page = pages[number] = self._stored_page(number)[:]
             previous = page[slot]
             if not 0 < previous < count:
                 previous = 0
                 used += 1
             page[slot] = count
-            packed.append(pack(key_hash, position, seconds, previous))
+            before.append(previous)
             count += 1
-        if packed:
-            self._new_entries += b"".join(packed)
-            self.count, self.slot_count = count, used
-            self.end_offset, self.end_ms = position, store_ms
+        self._new_entries += b"".join(map(_pack_entry, hashes, positions, self._seconds(times_ms), before))
+        self.count, self.slot_count = count, used
+        self.end_offset, self.end_ms = positions[-1], times_ms[-1]
+
+    def _seconds(self, times_ms: list[int]) -> list[int]:
+        """Since the first store time, as entries have them."""
+        begin_ms = self.begin_ms
+        if begin_ms <= 0:
+            return [0] * len(times_ms)
+        seconds = {
+            time_ms: min(max(0, (time_ms - begin_ms) // _SECOND_MS), _MAX_DIFF) for time_ms in set(times_ms)
+        }
+        return [seconds[time_ms] for time_ms in times_ms]
 
     def find(self, key_hash: int, limit: int, begin_ms: int, end_ms: int) -> list[int]:
         """Positions of the newest records under a hash within a span of store times."""

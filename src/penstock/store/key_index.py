@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import StoreDamaged
-from penstock.message.hashing import KeyHasher
+from penstock.message.hashing import Key, KeyHasher
 from penstock.store.disk import Disk
-from penstock.store.dispatch import keys_of
 from penstock.store.index import DIRECTORY, IndexFile, index_file_size
 from penstock.store.results import Arrival
 from penstock.store.settings import StoreSettings
 
-BACKLOG_RECORDS: Final = 20_000
-"""Records that may wait to be indexed; past this whoever adds one pays for it, so memory stays bounded."""
+BACKLOG_KEYS: Final = 20_000
+"""Keys that may wait to be indexed; past this whoever adds one pays for it, so memory stays bounded."""
 COMMIT_ENTRIES: Final = 250_000
 """Entries kept in memory before a commit: each commit writes nearly all slots, so fewer write less."""
 
@@ -30,7 +29,8 @@ class KeyIndex:
         self.files: list[IndexFile] = []
         """Oldest first. Only the last one grows; full ones before it may still wait for their commit."""
         self._backlog: deque[Arrival] = deque()
-        self._hash = KeyHasher().hash
+        self._backlog_keys = 0
+        self._hash_all = KeyHasher().hash_all
 
     def check(self) -> list[str]:
         """Names of the index files, all of the right size. Changes nothing."""
@@ -96,33 +96,59 @@ class KeyIndex:
         """Records that became durable, in the order of the log."""
         if self.enabled:
             self._backlog += arrivals
-            if len(self._backlog) > BACKLOG_RECORDS:
-                self.catch_up(len(self._backlog) - BACKLOG_RECORDS)
+            self._backlog_keys += sum([len(arrival.keys) for arrival in arrivals])
+            if self._backlog_keys > BACKLOG_KEYS:
+                self.catch_up(self._backlog_keys - BACKLOG_KEYS)
 
     def catch_up(self, limit: int | None = None) -> None:
-        """Index the records that wait, at most this many."""
-        backlog, key_hash = self._backlog, self._hash
-        entries: list[tuple[int, int, int]] = []
-        for _ in range(len(backlog) if limit is None else min(limit, len(backlog))):
-            topic, _, _, _, store_ms, _, position, _, keys = backlog.popleft()
-            names = keys_of(keys) if isinstance(keys, bytes) else keys
-            entries += [(key_hash(topic, name), position, store_ms) for name in names]
-        self._insert(entries)
+        """Index the records that wait, at most this many keys."""
+        backlog = self._backlog
+        topics: list[str] = []
+        keys: list[Key] = []
+        positions: list[int] = []
+        times: list[int] = []
+        limit = self._backlog_keys if limit is None else limit
+        while backlog and len(keys) < limit:
+            arrival = backlog.popleft()
+            queue, _, _, store_ms, position, _, _, names, places = arrival
+            count = len(names)
+            if count == 1 and places is None:
+                topics.append(queue.topic)
+                keys.append(names[0])
+                positions.append(position)
+                times.append(store_ms)
+                continue
+            places = places if places is not None else [position] * count
+            room = limit - len(keys)
+            if count > room:
+                rest, rest_places = names[room:], places[room:]
+                backlog.appendleft(
+                    arrival._replace(keys=rest, key_positions=rest_places, physical_offset=rest_places[0])
+                )
+                names, places, count = names[:room], places[:room], room
+            topics += [queue.topic] * count
+            keys += names
+            positions += places
+            times += [store_ms] * count
+        self._backlog_keys -= len(keys)
+        self._insert(self._hash_all(topics, keys), positions, times)
 
     def insert(self, topic: str, keys: Sequence[str], physical_offset: int, store_ms: int) -> None:
         last = self._growing
         if last is not None and physical_offset < last.end_offset:
             return  # recovery goes over records that are in already
-        self._insert([(self._hash(topic, key), physical_offset, store_ms) for key in keys])
+        count = len(keys)
+        self._insert(self._hash_all([topic] * count, keys), [physical_offset] * count, [store_ms] * count)
 
-    def _insert(self, entries: list[tuple[int, int, int]]) -> None:
-        while entries:
+    def _insert(self, hashes: list[int], positions: list[int], times: list[int]) -> None:
+        done = 0
+        while done < len(hashes):
             file = self._growing
             if file is None or file.full:
-                file = self._begin_file(entries[0][2])
-            room = file.room
-            file.insert(entries[:room])
-            entries = entries[room:]
+                file = self._begin_file(times[done])
+            end = done + file.room
+            file.insert(hashes[done:end], positions[done:end], times[done:end])
+            done = end
 
     @property
     def _growing(self) -> IndexFile | None:
@@ -149,7 +175,7 @@ class KeyIndex:
     def find(self, topic: str, key: str, limit: int, begin_ms: int, end_ms: int) -> list[int]:
         """Positions, ascending, of records that may carry the key: hashes are compared, not keys."""
         self.catch_up()
-        key_hash = self._hash(topic, key)
+        (key_hash,) = self._hash_all([topic], [key])
         found: list[int] = []
         for file in reversed(self.files):
             if file.count > 1 and file.begin_ms <= end_ms and file.end_ms >= begin_ms:

@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-if TYPE_CHECKING:
-    from penstock.store.consume_queue import ConsumeQueue
+from penstock.message.hashing import Key
+from penstock.store.consume_queue import ENTRY, ConsumeQueue
 
 
 class Arrival(NamedTuple):
-    """A record that has become visible. The fields after `store_ms` are the store's own."""
+    """Records of one queue, side by side in the log, that have become visible together: one, or a batch.
 
-    topic: str
-    queue_id: int
+    The fields after `store_ms` are the store's own.
+    """
+
+    queue: ConsumeQueue
     queue_offset: int
-    tag_code: int
+    """Of the first."""
+    shown: int
+    """How many they are; 0 for a prepared or rolled-back half of a transaction: no queue shows it."""
     store_ms: int
-    queue: ConsumeQueue | None
-    """None for a prepared or rolled-back half of a transaction: no queue shows it."""
     physical_offset: int
+    """Of the first."""
     size: int
-    keys: tuple[str, ...] | bytes
-    """What to index; from a batch as property bytes, which are taken apart when their turn comes."""
+    """Of all together."""
+    entries: bytes
+    """For the consume queue, one behind the other."""
+    keys: Sequence[Key]
+    """What to index."""
+    key_positions: Sequence[int] | None
+    """Where the record of each key is; None if that is `physical_offset`."""
+
+    @property
+    def topic(self) -> str:
+        return self.queue.topic
+
+    @property
+    def queue_id(self) -> int:
+        return self.queue.queue_id
+
+    def messages(self) -> list[ArrivedMessage]:
+        """For who waits for one of them."""
+        return [
+            ArrivedMessage(offset, physical_offset, tag_code)
+            for offset, (physical_offset, _, tag_code) in enumerate(
+                ENTRY.iter_unpack(self.entries), self.queue_offset
+            )
+        ]
+
+
+class ArrivedMessage(NamedTuple):
+    queue_offset: int
+    physical_offset: int
+    tag_code: int
 
 
 class GetStatus(IntEnum):

@@ -20,7 +20,7 @@ from penstock.store.retention import Retention
 if TYPE_CHECKING:
     from penstock.store.store import Store
 
-INDEX_RECORDS_PER_TICK: Final = 2_000
+INDEX_KEYS_PER_TICK: Final = 2_000
 """Keeps a tick short: about 5 ms."""
 QUEUE_WRITE_BYTES: Final = 8 * 1024
 """A queue with this much in memory is written at the next occasion."""
@@ -64,7 +64,7 @@ class Upkeep:
         self._next_space_ms = now_ms
 
     def tick(self, now_ms: int) -> list[Callable[[], None]]:
-        self._store.index.catch_up(INDEX_RECORDS_PER_TICK)
+        self._store.index.catch_up(INDEX_KEYS_PER_TICK)
         if now_ms >= self._next_space_ms:
             self._next_space_ms = now_ms + SPACE_INTERVAL_MS
             self._watch_space()

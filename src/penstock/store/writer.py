@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import accumulate, chain, repeat
 from typing import Final
 from zlib import crc32
 
@@ -13,7 +14,7 @@ from penstock.message.sysflag import BORN_V6, ROLLBACK, STORE_V6
 from penstock.store.commit_log import V6_EXTRA_BYTES, CommitLog, Flush, blank_record
 from penstock.store.consume_queue import ENTRY, ConsumeQueue, is_queue_name
 from penstock.store.disk import Disk
-from penstock.store.dispatch import NOT_IN_QUEUE, tag_code_of
+from penstock.store.dispatch import NOT_IN_QUEUE, take_apart
 from penstock.store.files import OpenFiles
 from penstock.store.journal import Journal
 from penstock.store.key_index import KeyIndex
@@ -28,6 +29,7 @@ OPEN_QUEUE_FILES: Final = 256
 
 _new_arrival: Final = tuple.__new__
 _pack_entry: Final = ENTRY.pack
+_pack_short: Final = struct.Struct(">H").pack
 
 
 class Writer:
@@ -165,15 +167,15 @@ class Writer:
         pending += properties_size.to_bytes(2, "big")
         pending += properties
         self._log_end = position + size
-        shown_in: ConsumeQueue | None = queue
         if sys_flag & NOT_IN_QUEUE:
-            shown_in = None
+            shown, entry = 0, b""
             if sys_flag & ROLLBACK == ROLLBACK:
                 keys = ()
         else:
+            shown, entry = 1, _pack_entry(position, size, tag_code)
             queue.next_offset = offset + 1
         self._records.append(
-            _new_arrival(Arrival, (topic, queue_id, offset, tag_code, now_ms, shown_in, position, size, keys))
+            _new_arrival(Arrival, (queue, offset, shown, now_ms, position, size, entry, keys, None))
         )
         return position, offset
 
@@ -185,7 +187,7 @@ class Writer:
         born_ms: int,
         born_host: bytes,
         reconsume_times: int,
-        items: Sequence[tuple[int, bytes | memoryview, bytes | memoryview]],
+        items: Sequence[tuple[int, bytes | memoryview, bytes]],
         now_ms: int,
     ) -> tuple[list[int], int]:
         """Add the records of a batch (flag, body, properties of each) to one queue and one log file.
@@ -196,61 +198,63 @@ class Writer:
             raise StoreFull(self.refusal)
         queue = self.queues.get((topic, queue_id)) or self.add_queue(topic, queue_id)
         overhead = queue.overhead + self._host_extra
-        pack = self._pack_v4
         sys_flag |= self._host_flag
         if len(born_host) != _HOST_BYTES:
             overhead += V6_EXTRA_BYTES
-            pack = self._pack_v6
             sys_flag |= BORN_V6
-        total = 0
-        for _, body, properties in items:
-            if len(body) > self._max_body or len(properties) > MAX_PROPERTIES_BYTES:
-                raise _too_large(len(body), self._max_body, len(properties))
-            total += overhead + len(body) + len(properties)
+        first = queue.next_offset
+        if not items:
+            return [], first
+        flags, bodies, texts = zip(*items, strict=True)
+        body_sizes = list(map(len, bodies))
+        text_sizes = list(map(len, texts))
+        if max(body_sizes) > self._max_body or max(text_sizes) > MAX_PROPERTIES_BYTES:
+            raise _too_large(max(body_sizes), self._max_body, max(text_sizes))
+        sizes = [overhead + body + text for body, text in zip(body_sizes, text_sizes, strict=True)]
+        total = sum(sizes)
         position = self._log_end
         if position + total + _BLANK_BYTES > self._segment_end:
             position = self._roll(total)
-        store_ms = self._store_ms = max(now_ms, self._store_ms)
-        first = offset = queue.next_offset
-        magic, topic_field, store_host = queue.magic, queue.topic_field, self._store_host
-        encoded: list[bytes | memoryview] = []
-        positions: list[int] = []
-        records: list[Arrival] = []
+        positions = list(accumulate(sizes[:-1], initial=position))
+        store_ms = max(now_ms, self._store_ms)
         try:
-            for flag, body, properties in items:
-                text = bytes(properties)
-                body_size = len(body)
-                text_size = len(text)
-                size = overhead + body_size + text_size
-                head = pack(
-                    size,
-                    magic,
-                    crc32(body) & _CRC_MASK,
-                    queue_id,
-                    flag,
-                    offset,
-                    position,
-                    sys_flag,
-                    born_ms,
-                    born_host,
-                    store_ms,
-                    store_host,
-                    reconsume_times,
-                    0,
-                    body_size,
-                )
-                encoded += (head, body, topic_field, text_size.to_bytes(2, "big"), text)
-                fields = (topic, queue_id, offset, tag_code_of(text), store_ms, queue, position, size, text)
-                records.append(_new_arrival(Arrival, fields))
-                positions.append(position)
-                position += size
-                offset += 1
+            shared = struct.pack(
+                f">iq{len(born_host)}sq{len(self._store_host)}siq",
+                sys_flag,
+                born_ms,
+                born_host,
+                store_ms,
+                self._store_host,
+                reconsume_times,
+                0,
+            )
+            heads = map(
+                struct.Struct(f">iIiiiqq{len(shared)}si").pack,
+                sizes,
+                repeat(queue.magic),
+                [crc32(body) & _CRC_MASK for body in bodies],
+                repeat(queue_id),
+                flags,
+                range(first, first + len(items)),
+                positions,
+                repeat(shared),
+                body_sizes,
+            )
+            rows = zip(
+                heads, bodies, repeat(queue.topic_field), map(_pack_short, text_sizes), texts, strict=False
+            )
+            encoded = b"".join(chain.from_iterable(rows))
         except struct.error as error:
             raise InvalidArgument(f"a message field is out of range: {error}") from None
-        self._pending += b"".join(encoded)
-        self._records += records
-        self._log_end = position
-        queue.next_offset = offset
+        self._pending += encoded
+        self._store_ms = store_ms
+        self._log_end = position + total
+        queue.next_offset = first + len(items)
+        codes, keys, owners = take_apart(texts)
+        entries = b"".join(map(_pack_entry, positions, sizes, codes))
+        key_positions = [positions[number] for number in owners]
+        fields = (queue, first, len(items), store_ms, position, total, entries, keys, key_positions)
+        self._records.append(_new_arrival(Arrival, fields))
         return positions, first
 
     def add_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -325,21 +329,21 @@ class Writer:
             return arrivals
         dirty = self.dirty
         hidden = False
-        for _, _, offset, tag_code, _, queue, position, size, _ in arrivals:
-            if queue is None:
+        for queue, offset, shown, _, position, size, entries, _, _ in arrivals:
+            if not shown:
                 hidden = True
                 continue
-            queue.tail += _pack_entry(position, size, tag_code)
-            queue.max_offset = offset + 1
+            queue.tail += entries
+            queue.max_offset = offset + shown
             queue.max_physical = position + size
             dirty[queue] = None
         self.visible_ms = arrivals[-1].store_ms
         self.index.add(arrivals)
-        return [arrival for arrival in arrivals if arrival.queue is not None] if hidden else arrivals
+        return [arrival for arrival in arrivals if arrival.shown] if hidden else arrivals
 
     def _undo(self, flush: Flush, error: OSError) -> None:
         for arrival in (*flush.records, *self._records):
-            if arrival.queue is not None:
+            if arrival.shown:
                 arrival.queue.next_offset = arrival.queue.max_offset
         self._failed = flush
         self.refuse("flush", f"{self.disk.name}: {error.strerror or error}")

@@ -50,7 +50,7 @@ def test_a_batch_gives_the_same_records_as_single_sends(box):
     items = [
         (1, b"one", b"TAGS\x01a\x02"),
         (2, b"", b""),
-        (3, memoryview(b"three"), memoryview(b"k\x01v\x02")),
+        (3, memoryview(b"three"), b"k\x01v\x02"),
     ]
     positions, first = store.append_batch("T", 0, 0, 5, HOST_V6, 4, items, box.now_ms)
     box.flush()
@@ -102,7 +102,17 @@ def test_arrivals_tell_what_a_waiting_pull_needs(box):
     box.open()
     box.put("T", 2, props={"TAGS": "TagA"})
     (arrival,) = box.flush()
-    assert arrival[:5] == ("T", 2, 0, 2598919, box.now_ms)
+    assert (arrival.topic, arrival.queue_id, arrival.store_ms) == ("T", 2, box.now_ms)
+    assert arrival.messages() == [(0, 0, 2598919)]
+
+
+def test_a_batch_arrives_as_one_and_tells_of_each_message(box):
+    store = box.open()
+    box.send("T", 2)
+    items = [(0, b"", b"TAGS\x01TagA\x02"), (0, b"", b""), (0, b"", b"TAGS\x01TagA\x02")]
+    positions, _ = store.append_batch("T", 2, 0, 0, HOST, 0, items, box.now_ms)
+    (arrival,) = box.flush()
+    assert arrival.messages() == list(zip((1, 2, 3), positions, (2598919, 0, 2598919), strict=True))
 
 
 def test_a_full_segment_is_closed_by_a_blank_record_and_the_next_begins(box):

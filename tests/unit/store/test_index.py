@@ -123,13 +123,26 @@ def test_without_an_index_nothing_is_found_and_nothing_written(box):
 
 
 def test_waiting_records_are_bounded(box, monkeypatch):
-    monkeypatch.setattr("penstock.store.key_index.BACKLOG_RECORDS", 10)
+    monkeypatch.setattr("penstock.store.key_index.BACKLOG_KEYS", 10)
     store = box.open(commit_log_file_size=65_536)
     for number in range(25):
         box.put(props={"KEYS": f"k{number}"})
     box.flush()
     assert store.index.files[-1].count == 16
     assert len(found(box, "k24")) == 1
+
+
+def test_a_long_batch_is_indexed_in_portions(box, monkeypatch):
+    monkeypatch.setattr("penstock.store.key_index.BACKLOG_KEYS", 10)
+    store = box.open(commit_log_file_size=65_536)
+    items = [(0, b"", f"UNIQ_KEY\x01U{number}\x02KEYS\x01a{number} b\x02".encode()) for number in range(9)]
+    positions, _ = store.append_batch("T", 0, 0, 0, bytes(8), 0, items, box.now_ms)
+    box.flush()
+    assert store.index.files[-1].count == 1 + 27 - 10
+    assert store.index.waiting is not None
+    assert store.index.waiting.physical_offset == positions[5], "two of its keys are in, one is not"
+    assert [found(box, f"U{number}") for number in range(9)] == [[position] for position in positions]
+    assert found(box, "b") == positions
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
@@ -151,12 +164,12 @@ def test_a_commit_that_did_not_finish_is_rolled_back():
     for seed in range(100):
         disk = FaultDisk(seed)
         file = IndexFile(disk, "index/1", 7, 100)
-        file.insert((number * 31, number, 1000) for number in range(20))
+        file.insert([number * 31 for number in range(20)], list(range(20)), [1000] * 20)
         commit = file.commit()
         commit.run()
         file.was_committed(commit)
         chains = {21: [file.find(number * 31, 99, 0, 2000) for number in range(30)]}
-        file.insert((number * 31, number, 1000) for number in range(20, 30))
+        file.insert([number * 31 for number in range(20, 30)], list(range(20, 30)), [1000] * 10)
         chains[31] = [file.find(number * 31, 99, 0, 2000) for number in range(30)]
         disk.crash_at = disk.operations + 1 + seed % 6
         with pytest.raises(Crash):

@@ -24,7 +24,8 @@ from penstock.wire.peer import Peer
 
 if TYPE_CHECKING:
     from penstock.broker.offsets import Offsets
-    from penstock.store.results import Arrival
+    from penstock.store.consume_queue import ConsumeQueue
+    from penstock.store.results import Arrival, ArrivedMessage
     from penstock.store.store import Store
 
 ALL_QUEUES: Final = -1
@@ -233,49 +234,56 @@ class HeldPops:
         if not topics:
             return
         for arrival in arrivals:
-            groups = topics.get(arrival.topic)
-            if groups is not None:
-                for group in list(groups):
-                    if not self._is_taken(group, arrival):
-                        self._wake_for(group, arrival, now_ms)
-            elif arrival.topic in self._retries:
-                for topic, group in sorted(self._retries[arrival.topic]):
-                    self._wake_for_retry(topic, group, arrival, now_ms)
+            if arrival.topic in topics or arrival.topic in self._retries:
+                for message in arrival.messages():
+                    self._arrived_one(arrival.queue, message, now_ms)
 
-    def _is_taken(self, group: str, arrival: Arrival) -> bool:
-        return arrival.queue_offset < self._offsets.query(group, arrival.topic, arrival.queue_id)
+    def _arrived_one(self, queue: ConsumeQueue, message: ArrivedMessage, now_ms: int) -> None:
+        groups = self._topics.get(queue.topic)
+        if groups is not None:
+            for group in list(groups):
+                if not self._is_taken(group, queue, message):
+                    self._wake_for(group, queue, message, now_ms)
+        elif queue.topic in self._retries:
+            for topic, group in sorted(self._retries[queue.topic]):
+                self._wake_for_retry(topic, group, queue, message, now_ms)
 
-    def _wake_for(self, group: str, arrival: Arrival, now_ms: int) -> None:
+    def _is_taken(self, group: str, queue: ConsumeQueue, message: ArrivedMessage) -> bool:
+        return message.queue_offset < self._offsets.query(group, queue.topic, queue.queue_id)
+
+    def _wake_for(self, group: str, queue: ConsumeQueue, message: ArrivedMessage, now_ms: int) -> None:
         """One who asked for all queues; if there is none, or it left the message, one of its queue."""
 
         def wants(wanted: PullFilter) -> bool:
-            return self._matches(wanted, arrival)
+            return self._matches(wanted, message)
 
-        for queue_id in (ALL_QUEUES, arrival.queue_id):
-            line = self._line(arrival.topic, group, queue_id)
+        for queue_id in (ALL_QUEUES, queue.queue_id):
+            line = self._line(queue.topic, group, queue_id)
             held = line.first(wants) if line is not None else None
             if held is not None:
                 self._remove(held)
                 self._woken.append(held)
                 self._drain(now_ms)
-                if self._is_taken(group, arrival):
+                if self._is_taken(group, queue, message):
                     return
 
-    def _wake_for_retry(self, topic: str, group: str, arrival: Arrival, now_ms: int) -> None:
+    def _wake_for_retry(
+        self, topic: str, group: str, queue: ConsumeQueue, message: ArrivedMessage, now_ms: int
+    ) -> None:
         """Every pop of the topic reads its retries, whichever queue it asked for, unless it is an orderly
         one: so one of each line is woken until the message is taken."""
         for queue_id in sorted(self._topics[topic][group]):
-            if self._is_taken(group, arrival):
+            if self._is_taken(group, queue, message):
                 return
             self.wake(topic, group, queue_id, now_ms)
 
-    def _matches(self, wanted: PullFilter, arrival: Arrival) -> bool:
+    def _matches(self, wanted: PullFilter, message: ArrivedMessage) -> bool:
         by_code, by_record = wanted
-        if by_code is not None and not by_code(arrival.tag_code):
+        if by_code is not None and not by_code(message.tag_code):
             return False
         if by_record is None:
             return True
-        record = self._store.read_record(arrival.physical_offset)
+        record = self._store.read_record(message.physical_offset)
         try:
             return record is None or by_record(RecordView(record))
         except CorruptRecord:

@@ -255,14 +255,16 @@ SMALL_FILES: Mapping[str, object] = {
 
 @contextlib.contextmanager
 def cluster(**options: Any) -> Iterator[Cluster]:
-    """An Apache cluster with small files in a temporary folder."""
+    """An Apache cluster with small files in a temporary folder; a store elsewhere is closed cleanly."""
     with tempfile.TemporaryDirectory(prefix="apache-", ignore_cleanup_errors=True) as place:
         options["settings"] = {**SMALL_FILES, **options.get("settings", {})}
         running = Cluster(Path(place), **options).start()
         try:
             yield running
         finally:
-            running.kill()  # a clean stop takes half a minute, and the folder goes anyway
+            if options.get("store"):
+                running.stop()
+            running.kill()  # a clean stop takes half a minute, for a folder that goes anyway
 
 
 class JavaError(Exception):

@@ -93,14 +93,15 @@ class Serve:
 
 @pytest.fixture(scope="session")
 def apache_server() -> Iterator[Target]:
-    with apache.cluster() as cluster:
-        yield Target(cluster.name_server, cluster.brokers[0].address, "broker-a")
+    name = "room1@theirs"  # where one strategy of allocation looks for the machine room
+    with apache.cluster(broker_name=name) as cluster:
+        yield Target(cluster.name_server, cluster.brokers[0].address, name)
 
 
 @pytest.fixture(scope="session")
 def penstock_server() -> Iterator[Target]:
     with tempfile.TemporaryDirectory(prefix="penstock-") as place:
-        serve = Serve(Path(place) / "data")
+        serve = Serve(Path(place) / "data", "--set", "brokerName=room1@ours")
         yield Target(serve.name_server, serve.broker, serve.broker_name)
         assert serve.stop() == 0
 

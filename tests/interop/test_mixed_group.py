@@ -8,11 +8,42 @@ import time
 import pytest
 
 from penstock import Message, MessageQueue
-from penstock.client.allocation import Averagely, AveragelyByCircle, ConsistentHash
+from penstock.client.allocation import (
+    Averagely,
+    AveragelyByCircle,
+    ByConfig,
+    ConsistentHash,
+    MachineRoom,
+    MachineRoomNearby,
+)
 
 pytestmark = pytest.mark.interop
-QUEUES = 8
-STRATEGIES = {"AVG": Averagely, "AVG_BY_CIRCLE": AveragelyByCircle, "CONSISTENT_HASH": ConsistentHash}
+QUEUES = 10  # the rest that four members do not share evenly goes to different ones in each strategy
+
+
+class Rooms:
+    """Rooms of queues and clients as the Java members see them; nobody is in room2."""
+
+    def broker_room(self, queue):
+        return f"room{queue.queue_id % 3}"
+
+    def client_room(self, client_id):
+        return client_id.split("@")[1].split("-")[0]
+
+
+STRATEGIES = {
+    "AVG": lambda part: Averagely(),
+    "AVG_BY_CIRCLE": lambda part: AveragelyByCircle(),
+    "CONSISTENT_HASH": lambda part: ConsistentHash(),
+    "CONSISTENT_HASH_3": lambda part: ConsistentHash(3),
+    "CONFIG": ByConfig,
+    "MACHINE_ROOM": lambda part: MachineRoom([room_of(part[0])]),
+    "MACHINE_ROOM_NEARBY-AVG": lambda part: MachineRoomNearby(Averagely(), Rooms()),
+    "MACHINE_ROOM_NEARBY-AVG_BY_CIRCLE": lambda part: MachineRoomNearby(AveragelyByCircle(), Rooms()),
+}
+"""Ours by Apache's names, for a member that is configured to take a part of the queues."""
+MEMBERS = {"java-1": "room0", "python-1": "room1", "java-2": "room1", "python-2": "room0"}
+"""Members and the rooms that they are in."""
 
 
 @pytest.fixture(scope="session", params=["penstock", "apache"])
@@ -29,19 +60,22 @@ def topic(request, java, server):
 
 
 class MixedGroup:
-    """Consumers of both kinds by name."""
+    """Consumers of both kinds by name, and by what strategy, in our words, each shares the queues."""
 
-    def __init__(self, server, topic, group, members, strategy="AVG"):
+    def __init__(self, server, topic, group, members, strategies=None):
         self.topic, self.group, self.members = topic, group, members
-        self.queues = [MessageQueue(topic, server.broker_name, number) for number in range(QUEUES)]
-        self.strategy = STRATEGIES[strategy]()
+        self.queues = queues_of(server, topic)
+        self.strategies = strategies or dict.fromkeys(members, Averagely())
 
     def expected(self):
         """What the strategy gives to each; together all queues, each once."""
         ids = sorted(member.client_id for member in self.members.values())
         return {
-            name: [q.queue_id for q in self.strategy.allocate(self.group, one.client_id, self.queues, ids)]
-            for name, one in self.members.items()
+            name: sorted(
+                q.queue_id for q in strategy.allocate(self.group, member.client_id, self.queues, ids)
+            )
+            for name, member in self.members.items()
+            for strategy in [self.strategies[name]]
         }
 
     def assigned(self):
@@ -56,6 +90,14 @@ class MixedGroup:
 
     def bodies(self):
         return collections.Counter(body for seen in self.seen().values() for body, _ in seen)
+
+
+def queues_of(server, topic):
+    return [MessageQueue(topic, server.broker_name, number) for number in range(QUEUES)]
+
+
+def room_of(queue):
+    return queue.broker_name.partition("@")[0]
 
 
 def place(message):
@@ -77,13 +119,22 @@ def send(producer, topic, prefix, count=160):
 def test_the_members_share_the_queues_and_each_message_is_consumed_once(
     server, topic, group, strategy, producer, python_subscriber, java_subscriber, until
 ):
-    members = {
-        "java-1": java_subscriber(strategy=strategy, instance=f"{topic}-1"),
-        "python-1": python_subscriber(allocation=STRATEGIES[strategy]()),
-        "java-2": java_subscriber(strategy=strategy, instance=f"{topic}-2"),
-        "python-2": python_subscriber(allocation=STRATEGIES[strategy]()),
-    }
-    mixed = MixedGroup(server, topic, group, members, strategy)
+    members, strategies = {}, {}
+    for number, (name, room) in enumerate(MEMBERS.items()):
+        part = queues_of(server, topic)[number :: len(MEMBERS)]
+        strategies[name] = STRATEGIES[strategy](part)
+        instance = f"{room}-{topic}-{number}"
+        if name.startswith("python"):
+            members[name] = python_subscriber(allocation=strategies[name], instance_name=instance)
+            continue
+        members[name] = java_subscriber(
+            strategy=strategy,
+            instance=instance,
+            brokerName=server.broker_name,
+            queues=[queue.queue_id for queue in part],
+            rooms=[room_of(part[0])],
+        )
+    mixed = MixedGroup(server, topic, group, members, strategies)
     held = mixed.expected()
     assert sorted(queue for part in held.values() for queue in part) == list(range(QUEUES))
     until(mixed.settled, 40, mixed.assigned)

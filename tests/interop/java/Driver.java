@@ -13,6 +13,7 @@ import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -27,7 +28,10 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragelyByCircle;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueByConfig;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueByMachineRoom;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMachineRoomNearby;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -255,7 +259,7 @@ public class Driver {
                 consumer.setPopThresholdForQueue(r.getIntValue("popThresholdForQueue"));
             }
             if (r.containsKey("strategy")) {
-                consumer.setAllocateMessageQueueStrategy(strategy(r.getString("strategy")));
+                consumer.setAllocateMessageQueueStrategy(strategy(r.getString("strategy"), r));
             }
             consumer.setPollNameServerInterval(1000); // finds its new retry topic at once, not after 30 s
             consumer.setPersistConsumerOffsetInterval(1000);
@@ -338,11 +342,41 @@ public class Driver {
         }
     }
 
-    private static AllocateMessageQueueStrategy strategy(String name) {
+    /** Queues and clients of the test are in rooms by queue id and by the start of the instance name. */
+    private static final class Rooms implements AllocateMachineRoomNearby.MachineRoomResolver {
+        @Override public String brokerDeployIn(MessageQueue queue) {
+            return "room" + queue.getQueueId() % 3;
+        }
+
+        @Override public String consumerDeployIn(String clientId) {
+            return clientId.split("@")[1].split("-")[0];
+        }
+    }
+
+    private static AllocateMessageQueueStrategy strategy(String name, JSONObject r) {
+        String nearby = "MACHINE_ROOM_NEARBY-";
+        if (name.startsWith(nearby)) {
+            return new AllocateMachineRoomNearby(strategy(name.substring(nearby.length()), r), new Rooms());
+        }
         switch (name) {
             case "AVG": return new AllocateMessageQueueAveragely();
             case "AVG_BY_CIRCLE": return new AllocateMessageQueueAveragelyByCircle();
             case "CONSISTENT_HASH": return new AllocateMessageQueueConsistentHash();
+            case "CONSISTENT_HASH_3": return new AllocateMessageQueueConsistentHash(3);
+            case "CONFIG": {
+                List<MessageQueue> queues = new ArrayList<>();
+                for (Object id : r.getJSONArray("queues")) {
+                    queues.add(new MessageQueue(r.getString("topic"), r.getString("brokerName"), (Integer) id));
+                }
+                AllocateMessageQueueByConfig strategy = new AllocateMessageQueueByConfig();
+                strategy.setMessageQueueList(queues);
+                return strategy;
+            }
+            case "MACHINE_ROOM": {
+                AllocateMessageQueueByMachineRoom strategy = new AllocateMessageQueueByMachineRoom();
+                strategy.setConsumeridcs(Set.copyOf(r.getJSONArray("rooms").toJavaList(String.class)));
+                return strategy;
+            }
             default: throw new IllegalArgumentException("unknown strategy " + name);
         }
     }

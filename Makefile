@@ -43,10 +43,13 @@ interop: $(STAMP) ## against the real Apache RocketMQ (needs Java 17 and Maven)
 chaos: $(STAMP) ## the long Spark tests: 100 kills at random moments, memory under pressure, other versions
 	@$(BIN)/pytest -q -s tests/spark/test_chaos.py --spark-full
 
+floors: $(STAMP) ## the bounds of the Spark benchmark; half an hour, and it wants the machine for itself
+	@$(BIN)/pytest -q -s tests/spark/test_floors.py --spark-full
+
 cluster: $(STAMP) ## a pipeline on a Spark standalone cluster (master, two workers) against two broker shards
 	@$(BIN)/pytest -q -s tests/spark/test_cluster.py --spark-full
 
 clean: ## remove the virtualenv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 
-.PHONY: help setup demo lint test behaviours crash sim interop chaos cluster clean
+.PHONY: help setup demo lint test behaviours crash sim interop chaos floors cluster clean

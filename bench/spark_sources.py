@@ -87,7 +87,8 @@ def decoder_options(form: str) -> Any:
 
 
 class Prebuilt(DataSource):
-    """Options: bodyBytes, rows, partitions, map; for streams also rowsPerTrigger and triggers."""
+    """Options: bodyBytes, rows, partitions, map; for streams also rowsPerTrigger, triggers, and batchRows for
+    triggers with next to nothing. Without settle a worker stays as Spark leaves it."""
 
     @classmethod
     def name(cls) -> str:
@@ -108,8 +109,11 @@ class Prebuilt(DataSource):
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
         return Nothing()
 
+    def _settles(self) -> bool:
+        return bool(self.options.get("settle", "true") == "true")
+
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  # Spark's name
-        return NothingStream()
+        return NothingStream(self._settles())
 
 
 class Share(InputPartition):
@@ -119,8 +123,10 @@ class Share(InputPartition):
 
 
 def _yield(options: dict[str, str], with_map: bool, batches: int) -> Iterator[pa.RecordBatch]:
-    settle_worker()
-    batch = prebuilt(int(options["bodybytes"]), with_map=with_map)
+    if options.get("settle", "true") == "true":
+        settle_worker()
+    rows = int(options.get("batchrows", ROWS))
+    batch = prebuilt(int(options["bodybytes"]), with_map=with_map).slice(0, rows)
     for _ in range(batches):
         yield batch
 
@@ -152,7 +158,8 @@ class PrebuiltStream(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         rows = int(self._options["rowspertrigger"]) * (end["trigger"] - start["trigger"])
-        return [Share(rows // ROWS // 4) for _ in range(4)]
+        count = int(self._options.get("partitions", "4"))
+        return [Share(rows // int(self._options.get("batchrows", ROWS)) // count) for _ in range(count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Share)
@@ -206,8 +213,12 @@ class Nothing(DataSourceArrowWriter):
 
 
 class NothingStream(DataSourceStreamArrowWriter):
+    def __init__(self, settles: bool) -> None:
+        self._settles = settles
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        settle_worker()
+        if self._settles:
+            settle_worker()
         for _ in iterator:
             pass
         return WriterCommitMessage()

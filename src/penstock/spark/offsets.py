@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from penstock.errors import InvalidArgument
@@ -11,6 +12,8 @@ from penstock.message.queue import MessageQueue
 
 QueueOffsets = Mapping[MessageQueue, int]
 VERSION: Final = 1
+MANY_QUEUES: Final = 20_000
+"""Names of queues that a reader remembers, some megabytes of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,19 @@ def _texts(offsets: QueueOffsets) -> dict[str, int]:
 def _queues(texts: Mapping[str, Any]) -> dict[MessageQueue, int]:
     queues = {}
     for text, offset in texts.items():
-        topic, _, rest = text.partition("@")
-        broker_name, _, queue_id = rest.rpartition("@")
-        if not broker_name or not queue_id.isdecimal() or type(offset) is not int:
+        queue = _queue(text)
+        if queue is None or type(offset) is not int:
             raise InvalidArgument(f"the checkpoint holds a broken offset: {text!r}: {offset!r}")
-        queues[MessageQueue(topic, broker_name, int(queue_id))] = offset
+        queues[queue] = offset
     return queues
+
+
+@lru_cache(MANY_QUEUES)
+def _queue(text: str) -> MessageQueue | None:
+    """Remembered, because Spark hands over the same thousands of names with every batch."""
+    topic, _, rest = text.partition("@")
+    broker_name, _, queue_id = rest.rpartition("@")
+    return MessageQueue(topic, broker_name, int(queue_id)) if broker_name and queue_id.isdecimal() else None
 
 
 def share_out(backlog: QueueOffsets, limit: int) -> dict[MessageQueue, int]:

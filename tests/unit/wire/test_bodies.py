@@ -9,6 +9,7 @@ from penstock.message.queue import MessageQueue
 from penstock.wire.bodies import (
     BatchAck,
     BatchAckMessageRequestBody,
+    Body,
     BrokerData,
     ClusterInfo,
     ConsumerOffsetSerializeWrapper,
@@ -194,6 +195,16 @@ def test_a_registration_of_an_old_broker_has_no_mappings_and_maybe_no_attributes
 def test_a_broken_compressed_registration_is_refused(data: bytes) -> None:
     with pytest.raises(DialectError):
         RegisterBrokerBody.decode(data)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_bounds_of_a_topic_are_written_as_any_other_body_is(strict: bool) -> None:
+    table = TopicStatsTable(topic_put_tps=1.5)
+    assert table.encode(strict=strict) == Body.encode(table, strict=strict)
+    for topic, broker_name, number in (('b/ü"', "x", 1), ("a", "y", 10), ("a", "y", 9), ("a", "x{}", 9)):
+        queue = MessageQueue(topic, broker_name, number)
+        table.offset_table[queue] = TopicOffset(number, 100 + number, 1_700_000_000_000)
+    assert table.encode(strict=strict) == Body.encode(table, strict=strict)
 
 
 def test_bounds_of_a_topic_are_read_alike_in_both_ways() -> None:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import field
 
 from penstock.message.queue import MessageQueue
+from penstock.wire import dialect
 from penstock.wire.bodies.base import Body, Part
 from penstock.wire.bodies.clients import SubscriptionData
 from penstock.wire.bodies.routing import DataVersion
@@ -23,6 +24,24 @@ class TopicOffset(Part):
 class TopicStatsTable(Body):
     offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
     topic_put_tps: float = 0.0
+
+    def encode(self, *, strict: bool = False) -> bytes:
+        """Entry by entry as text, ten times as fast as member by member: see topic_offsets."""
+        if strict:
+            return super().encode(strict=True)
+        entries = []
+        owner: tuple[str, str] | None = None
+        for queue, bounds in sorted(self.offset_table.items()):
+            if queue[:2] != owner:
+                owner = queue[:2]
+                topic, broker_name = (dialect.dumps(name).decode() for name in owner)
+            entries.append(
+                f'{{"brokerName":{broker_name},"queueId":{queue.queue_id},"topic":{topic}}}:'
+                f'{{"lastUpdateTimestamp":{bounds.last_update_timestamp},'
+                f'"maxOffset":{bounds.max_offset},"minOffset":{bounds.min_offset}}}'
+            )
+        tps = dialect.dumps(self.topic_put_tps).decode()
+        return f'{{"offsetTable":{{{",".join(entries)}}},"topicPutTps":{tps}}}'.encode()
 
 
 class _QueueKey(Part):

@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 from faults import Faults
+from pyspark.sql.types import StructType
 
+from penstock.errors import TopicNotFound
 from penstock.message.queue import MessageQueue
 from penstock.spark.cluster import DataLossError
 from penstock.spark.offsets import parse_offset
 from penstock.spark.options import read_options
+from penstock.spark.sink import Sender
 from penstock.spark.source import RangesPartition
 from penstock.spark.stream import StreamReader
+from penstock.spark.write_options import write_options
 from penstock.testing import RunningBroker, broker
 from penstock.wire.codes import RequestCode
 
@@ -248,3 +252,32 @@ def _next(reader: StreamReader, start: Offset) -> Offset:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return end
+
+
+@pytest.mark.parametrize("wait_for_topic", [True, False])
+def test_a_sink_waits_for_a_name_server_that_is_away_as_long_as_it_would_for_a_send(
+    start: Callable[..., Any], tmp_path: Path, topics_of: Callable[[str], Any], wait_for_topic: bool
+) -> None:
+    arguments = ("--data", str(tmp_path / "data"), "--broker-port", "0")
+    running = start("serve", *arguments, "--namesrv-port", "0")
+    topic = topics_of(running.name_server).new(2)
+    port = running.name_server.rpartition(":")[2]
+    running.stop(9)
+    starter = threading.Timer(1.0, start, ["serve", *arguments, "--namesrv-port", port])
+    starter.start()
+    given = {"nameServer": running.name_server, "topic": topic, "retries": "12"}
+    sender = Sender(write_options(given, StructType().add("body", "binary"), overwrite=False))
+    assert len(sender.queues(topic, wait_for_topic=wait_for_topic)) == 2
+    starter.join()
+
+
+def test_a_topic_that_a_task_does_not_find_may_be_on_its_way(own: tuple[RunningBroker, Any]) -> None:
+    running, topics = own
+    given = {"nameServer": running.name_server, "topic": "late", "retries": "12"}
+    sender = Sender(write_options(given, StructType().add("body", "binary"), overwrite=False))
+    with pytest.raises(TopicNotFound, match="late"):
+        sender.queues("late", wait_for_topic=False)
+    maker = threading.Timer(0.5, topics.set_queues, ["late", 1])
+    maker.start()
+    assert len(sender.queues("late")) == 1
+    maker.join()

@@ -80,7 +80,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 def check_topic_exists(options: WriteOptions) -> None:
     """On the driver, before any task: a topic that is in no route would fail in every one of them."""
     if options.topic is not None:
-        Sender(options).queues(options.topic)
+        Sender(options).queues(options.topic, wait_for_topic=False)
 
 
 def _task() -> TaskContext:
@@ -119,11 +119,25 @@ class Sender:
     def _api(self) -> BrokerApi:
         return self._brokers.api
 
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
+    def queues(self, topic: str, *, wait_for_topic: bool = True) -> Sequence[MessageQueue]:
         """The writable queues, in the order that all producers share."""
         if topic not in self._queues:
-            self._brokers.run(self._find_route(topic))
+            self._brokers.run(self._find_first_route(topic, wait_for_topic))
         return self._queues[topic]
+
+    async def _find_first_route(self, topic: str, wait_for_topic: bool) -> None:
+        """With the patience of a send: a name server that comes back knows no topic for a moment."""
+        pause_ms = FIRST_PAUSE_MS
+        for left in range(self._options.retries, -1, -1):
+            try:
+                await self._find_route(topic)
+                return
+            except PenstockError as error:
+                if not left or not (error.retriable or (wait_for_topic and isinstance(error, TopicNotFound))):
+                    raise
+                log.warning("%s; %d more attempts", error, left)
+            await asyncio.sleep(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, LONGEST_PAUSE_MS)
 
     async def _find_route(self, topic: str) -> None:
         route = await self._api.topic_route(topic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,8 @@ import apache
 
 GET_MAX_OFFSET = 30
 TICKS = os.sysconf("SC_CLK_TCK")
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a benchmark that is ended ends its servers, too
 
 
 @dataclass

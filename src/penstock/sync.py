@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -98,7 +99,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Face(Generic[C]):
+class _Face(Generic[C], ABC):
     """A core object, and the thread its coroutines run on."""
 
     def __init__(self, core: C) -> None:
@@ -109,8 +110,9 @@ class _Face(Generic[C]):
         runner.run(self._core.start())
         runner.faces.add(self)
 
+    @abstractmethod
     async def end(self) -> None:
-        raise NotImplementedError
+        """Ends the core object, on its own thread."""
 
     def close(self) -> None:
         runner = background()

@@ -202,7 +202,7 @@ def test_half_sent_frames_hold_up_nobody(running: RunningBroker, neighbour: Wire
         wire.socket.close()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_bytes_harm_only_their_connection(
     running: RunningBroker, neighbour: Wire, caplog: pytest.LogCaptureFixture, data: st.DataObject
@@ -490,7 +490,7 @@ def waits(code: int, fields: dict[str, str]) -> bool:
     return code in (11, 361) and flags.lstrip("+-").isdecimal() and bool(int(flags) & SUSPEND)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**64), server=st.sampled_from(["address", "address", "name_server"]))
 def test_any_request_is_answered_once_and_breaks_nothing(
     running: RunningBroker, caplog: pytest.LogCaptureFixture, seed: int, server: str

@@ -81,7 +81,7 @@ STRANGE = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_request_with_strange_fields_is_answered_once(
     broker: Broker, caplog: pytest.LogCaptureFixture, data: st.DataObject

@@ -18,7 +18,7 @@ from penstock.message.properties import (
 )
 from penstock.message.record import RecordView, check_record, encode_record, split_records
 
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=150)
 
 i32 = st.integers(-(2**31), 2**31 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)

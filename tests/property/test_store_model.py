@@ -206,6 +206,5 @@ TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
     max_examples=40,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -149,7 +149,7 @@ def stored_records(draw: st.DrawFn) -> list[bytes]:
 
 @pytest.mark.scenario(28)
 @given(st.lists(stored_records(), min_size=1, max_size=3), st.integers(0, 60), st.integers(0, 60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_columns_equal_the_one_by_one_codec_on_random_records(
     answers: list[list[bytes]], start: int, length: int
 ) -> None:
@@ -177,7 +177,7 @@ def test_columns_equal_the_one_by_one_codec_on_random_records(
     st.lists(st.lists(values, min_size=5, max_size=5), min_size=1, max_size=6),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_with_the_same_names_equal_the_one_by_one_codec(
     shared: list[bytes], rows: list[list[bytes]], last_differs: bool
 ) -> None:
@@ -200,7 +200,7 @@ def test_rows_with_the_same_names_equal_the_one_by_one_codec(
 
 @pytest.mark.scenario(28)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 90)), max_size=12), st.integers(0, 200))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_records_in_runs_of_one_size_are_all_found(runs: list[tuple[int, int]], cut: int) -> None:
     sizes = [size for size, count in runs for _ in range(count)]
     topics = [b"orders" if size else b"others" for size in sizes]

@@ -20,7 +20,6 @@ offsets = st.dictionaries(queues, st.integers(0, 2**40), max_size=20)
 
 
 @given(offsets, offsets)
-@settings(deadline=None)
 def test_an_offset_survives_the_checkpoint_as_the_same_text(
     ends: dict[MessageQueue, int], first: dict[MessageQueue, int]
 ) -> None:
@@ -50,7 +49,6 @@ def test_a_start_that_the_end_carries_comes_before_what_spark_remembers() -> Non
 
 
 @given(st.dictionaries(queues, st.integers(0, 10_000), max_size=30), st.integers(1, 5_000))
-@settings(deadline=None)
 def test_shares_stay_within_the_limit_and_no_queue_starves(
     backlog: dict[MessageQueue, int], limit: int
 ) -> None:
@@ -78,7 +76,7 @@ limits = st.one_of(st.none(), st.integers(1, 30))
 
 @pytest.mark.scenario(20, 21)
 @given(ranges, limits, limits, st.integers(1, 50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tasks_cover_every_offset_once_in_order(
     asked: list[OffsetRange], max_records: int | None, min_tasks: int | None, max_tasks: int
 ) -> None:

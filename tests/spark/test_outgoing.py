@@ -76,7 +76,7 @@ def messages(parcel: Parcel) -> list[tuple[int, bytes, dict[str, str]]]:
 
 
 @given(st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=50), st.binary(max_size=50))))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_elements_equal_the_one_by_one_codec(rows: list[tuple[int, bytes, bytes]]) -> None:
     flags = pa.array([flag for flag, _, _ in rows], pa.int32()).to_numpy()
     bodies = pa.array([body for _, body, _ in rows], pa.binary())

@@ -1,48 +1,20 @@
-"""One listener call, from the batch that goes in to the status that comes out: concurrent consumption."""
+"""A call of a concurrent listener."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
-from penstock.client.hooked import ConsumeHooks
-from penstock.client.listener import (
-    ALL_ACKED,
-    ConsumeContext,
-    ConsumeHookContext,
-    ConsumeStatus,
-    Listeners,
-    RetryLater,
-    ReturnType,
-)
+from penstock.client.listener import ALL_ACKED, ConsumeContext, ConsumeStatus, RetryLater, ReturnType
+from penstock.client.listener_job import ListenerJob, ListenerService
 from penstock.client.pulled import PulledMessage
-from penstock.client.workers import Job
 from penstock.message.queue import MessageQueue
 
 log = logging.getLogger("penstock.client")
 
 
-class ListenerService(Protocol):
-    """What a listener call asks of the service that made it."""
-
-    hooks: ConsumeHooks
-    listeners: Listeners
-    loop: asyncio.AbstractEventLoop
-    stopping: bool
-    timeout_ms: int
-
-    def finished(self, jobs: list[Job]) -> None: ...
-
-
-class ConcurrentJob(ConsumeContext, ABC):
-    """One listener call, and the context that the listener sees of it.
-
-    Runs on a worker; everything it finds out is read on the event loop afterwards.
-    """
+class ConcurrentJob(ConsumeContext, ListenerJob):
+    """One call, and the context that the listener sees of it."""
 
     __slots__ = ("messages", "return_type", "service", "spent_ms", "status")
 
@@ -55,48 +27,15 @@ class ConcurrentJob(ConsumeContext, ABC):
         self.service = service
         self.messages = messages
         self.status: ConsumeStatus | None = None
-        self.return_type: ReturnType | None = None
+        self.return_type = None
         self.spent_ms = 0.0
 
-    @abstractmethod
-    def may_begin(self) -> bool:
-        """Asked on the worker, just before the listener is called."""
-
-    def run(self) -> None:
-        service = self.service
-        if not self.may_begin():
-            return
-        began = time.monotonic()
+    def _begin(self, now: float) -> None:
         for message in self.messages:
-            message.started = began
-        hooked = service.hooks.before(self.queue, self.messages)
-        try:
-            status = service.listeners.call(self.messages, self)
-        except BaseException as error:  # also SystemExit: a listener must not be able to kill its worker
-            self._raised(error)
-        else:
-            self._returned(status)
-        self._end((time.monotonic() - began) * 1000, hooked)
+            message.started = now
 
-    async def run_async(self) -> None:
-        service = self.service
-        if not self.may_begin():
-            return
-        began = service.loop.time()
-        for message in self.messages:
-            message.started = began
-        hooked = service.hooks.before(self.queue, self.messages)
-        try:
-            status = await service.listeners.call_async(self.messages, self)
-        except asyncio.CancelledError:
-            if service.stopping:
-                raise
-            self._raised(RuntimeError("the listener was cancelled"))
-        except Exception as error:
-            self._raised(error)
-        else:
-            self._returned(status)
-        self._end((service.loop.time() - began) * 1000, hooked)
+    def _context(self) -> ConsumeContext:
+        return self
 
     def _returned(self, status: object) -> None:
         if status is ConsumeStatus.SUCCESS:
@@ -118,13 +57,5 @@ class ConcurrentJob(ConsumeContext, ABC):
         else:
             log.warning("listener failed, %d message(s) of %s are retried", count, self.queue, exc_info=error)
 
-    def _end(self, spent_ms: float, hooked: ConsumeHookContext | None) -> None:
-        self.spent_ms = spent_ms
-        if spent_ms >= self.service.timeout_ms and self.return_type in (
-            ReturnType.SUCCESS,
-            ReturnType.FAILED,
-        ):
-            self.return_type = ReturnType.TIME_OUT
-        if hooked is not None:
-            success = self.status is ConsumeStatus.SUCCESS
-            self.service.hooks.after(hooked, self.status, self.return_type, success=success)
+    def _outcome(self) -> tuple[ConsumeStatus | None, bool]:
+        return self.status, self.status is ConsumeStatus.SUCCESS

@@ -1,22 +1,19 @@
-"""One listener call, from the batch that goes in to the status that comes out: orderly consumption."""
+"""A call of an orderly listener."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from penstock.client.concurrent_job import ListenerService
-from penstock.client.listener import ConsumeHookContext, OrderlyContext, OrderlyStatus, RetryLater, ReturnType
+from penstock.client.listener import OrderlyContext, OrderlyStatus, RetryLater, ReturnType
+from penstock.client.listener_job import ListenerJob, ListenerService
 from penstock.client.pulled import PulledMessage
 from penstock.message.queue import MessageQueue
 
 log = logging.getLogger("penstock.client")
 
 
-class OrderlyJob(ABC):
+class OrderlyJob(ListenerJob):
     __slots__ = (
         "context",
         "error",
@@ -36,45 +33,15 @@ class OrderlyJob(ABC):
         self.messages = messages
         self.context = OrderlyContext(queue)
         self.status = OrderlyStatus.SUSPEND
-        self.return_type: ReturnType | None = None
+        self.return_type = None
         self.error: BaseException | None = None
         self.spent_ms = 0.0
 
-    @abstractmethod
-    def may_begin(self) -> bool:
-        """Asked on the worker, just before the listener is called."""
+    def _begin(self, now: float) -> None:
+        """Nothing is noted: how long an orderly listener takes bounds nothing."""
 
-    def run(self) -> None:
-        service = self.service
-        if not self.may_begin():
-            return
-        began = time.monotonic()
-        hooked = service.hooks.before(self.queue, self.messages)
-        try:
-            status = service.listeners.call(self.messages, self.context)
-        except BaseException as error:  # also SystemExit: a listener must not be able to kill its worker
-            self._raised(error)
-        else:
-            self._returned(status)
-        self._end(time.monotonic() - began, hooked)
-
-    async def run_async(self) -> None:
-        service = self.service
-        if not self.may_begin():
-            return
-        began = service.loop.time()
-        hooked = service.hooks.before(self.queue, self.messages)
-        try:
-            status = await service.listeners.call_async(self.messages, self.context)
-        except asyncio.CancelledError:
-            if service.stopping:
-                raise
-            self._raised(RuntimeError("the listener was cancelled"))
-        except Exception as error:
-            self._raised(error)
-        else:
-            self._returned(status)
-        self._end(service.loop.time() - began, hooked)
+    def _context(self) -> OrderlyContext:
+        return self.context
 
     def _returned(self, status: object) -> None:
         if status is None:
@@ -98,13 +65,5 @@ class OrderlyJob(ABC):
             self.return_type = ReturnType.EXCEPTION
             log.warning("listener failed, %s is suspended and tried again", self.queue, exc_info=error)
 
-    def _end(self, spent: float, hooked: ConsumeHookContext | None) -> None:
-        self.spent_ms = spent * 1000
-        if self.spent_ms >= self.service.timeout_ms and self.return_type in (
-            ReturnType.SUCCESS,
-            ReturnType.FAILED,
-        ):
-            self.return_type = ReturnType.TIME_OUT
-        if hooked is not None:
-            success = self.status in (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
-            self.service.hooks.after(hooked, self.status, self.return_type, success=success)
+    def _outcome(self) -> tuple[OrderlyStatus, bool]:
+        return self.status, self.status in (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)

@@ -7,9 +7,10 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from penstock.client.config import ConsumeFrom
+from penstock.client.filtering import by_hooks, by_tag
 from penstock.client.pop_api import PopApi, PopResult, PopStatus
 from penstock.client.pop_queue import PopQueue
-from penstock.client.popped import PoppedMessage, popped_messages
+from penstock.client.popped import popped_messages
 from penstock.errors import PenstockError, ServerError
 from penstock.wire.bodies import SubscriptionData
 from penstock.wire.codes import ResponseCode
@@ -115,24 +116,12 @@ class PopLoop:
         pop_queue = self._pop_queue
         popped = popped_messages(result, pop_queue.queue, self._settings.group, now)
         pop_queue.stats.pull_messages.add(len(popped))
-        wanted = self._filtered(popped, subscription)
+        wanted = by_tag(popped, subscription)
+        by_hooks(wanted, self._consumer.filter_hooks, self._settings.group, pop_queue.queue)
         if len(wanted) < len(popped):
             kept = {id(message) for message in wanted}
             self._consumption.leases.ack_soon([message for message in popped if id(message) not in kept])
         self._consumption.submit(pop_queue, wanted)
-
-    def _filtered(self, messages: list[PoppedMessage], subscription: SubscriptionData) -> list[PoppedMessage]:
-        wanted = list(messages)
-        if subscription.tags_set and not subscription.class_filter_mode:
-            # The broker compares hashes, which may collide.
-            tags = frozenset(subscription.tags_set)
-            wanted = [message for message in messages if message.record.tag in tags]
-        for hook in self._consumer.filter_hooks:
-            try:
-                hook.filter(self._settings.group, self._pop_queue.queue, wanted)  # type: ignore[arg-type]
-            except Exception:
-                log.exception("filter hook %r failed and is ignored", hook)
-        return wanted
 
 
 def _new_attempt() -> str:

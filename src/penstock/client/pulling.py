@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.client.api import PullFlag, PullResult, PullStatus, parse_pull
 from penstock.client.config import MessageModel, PushSettings
+from penstock.client.filtering import by_hooks, by_tag
 from penstock.client.pull_service import PullRequest
 from penstock.client.pulled import PulledMessage, PullInfo
 from penstock.client.remoting import Channel
@@ -287,16 +288,8 @@ class Puller:
         self, queue: MessageQueue, result: PullResult, subscription: SubscriptionData
     ) -> list[PulledMessage]:
         info = PullInfo(queue, result.min_offset, result.max_offset)
-        messages = [PulledMessage(record, info) for record in result.records()]
-        if subscription.tags_set and not subscription.class_filter_mode:
-            # The broker compares hashes, which may collide.
-            tags = frozenset(subscription.tags_set)
-            messages = [message for message in messages if message.record.tag in tags]
-        for hook in self._consumer.filter_hooks:
-            try:
-                hook.filter(self._settings.group, queue, messages)
-            except Exception:
-                log.exception("filter hook %r failed and is ignored", hook)
+        messages = by_tag([PulledMessage(record, info) for record in result.records()], subscription)
+        by_hooks(messages, self._consumer.filter_hooks, self._settings.group, queue)
         return messages
 
     def _nothing_found(self, request: PullRequest, result: PullResult) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from penstock.client import running_info
 from penstock.client.config import ConsumeFrom, MessageModel, SimpleSettings
 from penstock.client.consumer_base import ConsumerBase
+from penstock.client.filtering import by_tag
 from penstock.client.instance import ServiceState
 from penstock.client.leases import Leases, lease_lost
 from penstock.client.pop_api import PopApi
@@ -28,7 +29,6 @@ from penstock.wire.bodies import (
     ConsumeMessageDirectlyResult,
     ConsumerData,
     ConsumerRunningInfo,
-    SubscriptionData,
 )
 from penstock.wire.headers import NotificationHeader, PopHeader
 
@@ -187,7 +187,7 @@ class SimpleConsumer(ConsumerBase):
         result = await self._api.pop(address, header)
         popped = popped_messages(result, target, self.group, began)
         self.stats.topic(target.topic).pull_messages.add(len(popped))
-        wanted = _matching(popped, subscription)
+        wanted = by_tag(popped, subscription)
         if len(wanted) < len(popped):
             kept = {id(message) for message in wanted}
             self._leases.ack_soon(message for message in popped if id(message) not in kept)
@@ -310,14 +310,6 @@ class SimpleConsumer(ConsumerBase):
 
     async def consume_directly(self, body: bytes, broker_name: str) -> ConsumeMessageDirectlyResult:
         raise WrongState("a simple consumer has no listener that could consume a message directly")
-
-
-def _matching(messages: list[PoppedMessage], subscription: SubscriptionData) -> list[PoppedMessage]:
-    """The broker compares hashes of tags, which may collide."""
-    if not subscription.tags_set:
-        return messages
-    tags = frozenset(subscription.tags_set)
-    return [message for message in messages if message.record.tag in tags]
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:

@@ -109,7 +109,7 @@ def test_clear_forgets_everything(process_queue: ProcessQueue, make_message: Any
     assert (process_queue.count, process_queue.cached_bytes, process_queue.first_offset) == (0, 0, None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 60))
 def test_the_committable_offset_is_never_past_an_unconsumed_message(seed: int, count: int) -> None:
     """Against the plain definition: the lowest offset still held, or one past the highest ever held."""

@@ -17,6 +17,10 @@ HALF_FRAME_MS: Final = 30_000
 CONNECTION_WRITE_BUFFER_BYTES: Final = 4 * 1024 * 1024
 """A connection with more than this unsent is not read from until the peer has caught up."""
 
+TURN_REQUESTS: Final = 256
+TURN_ANSWER_BYTES: Final = 256 * 1024
+"""What one connection may have served before the others have their turn: a few milliseconds of work."""
+
 MAX_JSON_DEPTH: Final = 64
 """Nesting of a JSON body that is not plain JSON: the parser for those recurses."""
 

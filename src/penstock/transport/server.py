@@ -1,7 +1,8 @@
 """The server's side of connections: frames in, replies out, nobody harmed by a bad or slow peer.
 
 There is no task and no timer per connection: a connection costs memory only while bytes move. One sweep
-looks after idle connections and half-sent frames. Replies of one loop turn leave in one write.
+looks after idle connections and half-sent frames. Replies of one loop turn leave in one write. A connection
+that sends more than its share of a turn is not read from until the others had theirs.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import logging
 import os
 import socket
 import ssl
-from typing import Protocol, cast
+from typing import cast
 
 from penstock import limits
 from penstock.errors import ProtocolError
 from penstock.message.ids import pack_host
+from penstock.transport.service import Service
 from penstock.transport.tls import CLIENT_HELLO, TlsLayer, TlsSettings
 from penstock.wire.codes import ResponseCode
 from penstock.wire.command import Command, decode_command, encode_response
 from penstock.wire.frame import Frame, FrameDecoder, FrameError
-from penstock.wire.peer import Peer
 
 log = logging.getLogger("penstock.transport")
 
@@ -29,20 +30,6 @@ Part = bytes | memoryview
 LISTEN_BACKLOG = 1024
 JOIN_BYTES = 32 * 1024
 """Replies below this are copied into one buffer: one write of it is cheaper than a vector of small ones."""
-
-
-class Service(Protocol):
-    """What a server serves. All calls come from the event loop."""
-
-    def connected(self, peer: Peer) -> None: ...
-
-    def handle(self, peer: Peer, command: Command) -> None:
-        """One request or response; replies go out by `peer.send`, now or later."""
-
-    def batch_end(self) -> None:
-        """The frames that were read in this loop turn have been handled."""
-
-    def disconnected(self, peer: Peer) -> None: ...
 
 
 class Server:
@@ -68,6 +55,9 @@ class Server:
         self._no_peers.set()
         self._dirty: list[ServerPeer] = []
         self._turn_due = False
+        self.turn = 0
+        """Number of this turn of the loop."""
+        self._next: list[ServerPeer] = []  # have more to be served than fitted in this turn
         self._bound: socket.socket | None = None
 
     def bind(self) -> None:
@@ -137,14 +127,25 @@ class Server:
             self._turn_due = True
             self._loop.call_soon(self._end_turn)
 
+    def serve_in_next_turn(self, peer: ServerPeer) -> None:
+        self._next.append(peer)
+
     def _end_turn(self) -> None:
         self._turn_due = False
+        self.turn += 1
         try:
             self.service.batch_end()
         finally:
             dirty, self._dirty = self._dirty, []
             for peer in dirty:
                 peer.flush()
+            if self._next:
+                self._loop.call_soon(self._serve_next)  # runs when all that is ready now has been read
+
+    def _serve_next(self) -> None:
+        peers, self._next = self._next, []
+        for peer in peers:
+            peer.serve_rest()
 
     def _sweep(self) -> None:
         for peer in list(self.peers):
@@ -165,10 +166,13 @@ class ServerPeer(asyncio.Protocol):
         "_out",
         "_out_bytes",
         "_plain",
+        "_served",
         "_server",
         "_tls",
         "_transport",
+        "_turn",
         "_unsent_bytes",
+        "_waits_for_turn",
         "closed",
         "remote",
         "remote_host",
@@ -186,7 +190,10 @@ class ServerPeer(asyncio.Protocol):
         self._out: list[Part] = []
         self._out_bytes = 0
         self._congested = False
-        self._backlog: list[Frame] = []  # frames read but not served, because the peer does not read
+        self._backlog: list[Frame] = []  # read but not served: the peer does not read, or has had its share
+        self._turn = 0
+        self._served = 0  # requests in that turn
+        self._waits_for_turn = False
         self._active = True
         self._idle_sweeps = 0
         self._half_sweeps = 0
@@ -247,11 +254,23 @@ class ServerPeer(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._congested = False
-        if self._backlog:
-            frames, self._backlog = self._backlog, []
-            self._serve(frames)
-        if not self._congested and not self.closed:
-            self._transport.resume_reading()
+        if not self._waits_for_turn:
+            self._serve_backlog()
+
+    def serve_rest(self) -> None:
+        """It is this connection's turn again."""
+        self._waits_for_turn = False
+        if not self._congested:
+            self._serve_backlog()
+
+    def _serve_backlog(self) -> None:
+        frames, self._backlog = self._backlog, []
+        self._serve(frames)
+        if self._congested or self._waits_for_turn or self.closed:
+            return
+        self._transport.resume_reading()
+        if self._tls is not None and self._tls.ended:
+            self.close()
 
     # ---- input --------------------------------------------------------------------------------------
 
@@ -274,20 +293,26 @@ class ServerPeer(asyncio.Protocol):
         try:
             frames = self._decoder.feed(data)
         except FrameError as error:
-            self._serve(error.frames)
+            self._serve(self._backlog + error.frames, in_turns=False)  # there is no later turn
             self._refuse(error)
             return
         if frames:
             self._half_sweeps = 0
-            if self._congested:  # some loops deliver what they had read before the pause
+            if self._congested or self._waits_for_turn:  # some loops deliver what they had read before
                 self._backlog += frames
             else:
                 self._serve(frames)
-        if self._tls is not None and self._tls.ended:
+        if self._tls is not None and self._tls.ended and not self._waits_for_turn:
             self.close()
 
-    def _serve(self, frames: list[Frame]) -> None:
-        handle = self._server.service.handle
+    def _serve(self, frames: list[Frame], *, in_turns: bool = True) -> None:
+        """As many of them as this turn has room for; the rest waits for the next."""
+        server = self._server
+        if self._turn != server.turn:
+            self._turn, self._served = server.turn, 0
+        room = limits.TURN_REQUESTS - self._served
+        self._served += len(frames)
+        handle = server.service.handle
         for done, frame in enumerate(frames, 1):
             try:
                 command = decode_command(frame)
@@ -301,7 +326,16 @@ class ServerPeer(asyncio.Protocol):
             if self._congested or self.closed:
                 self._backlog = [] if self.closed else frames[done:]
                 break
-        self._server.note_input()
+            if in_turns and (done >= room or self._out_bytes > limits.TURN_ANSWER_BYTES):
+                self._wait_for_turn(frames[done:])
+                break
+        server.note_input()
+
+    def _wait_for_turn(self, frames: list[Frame]) -> None:
+        self._backlog = frames
+        self._waits_for_turn = True
+        self._transport.pause_reading()
+        self._server.serve_in_next_turn(self)
 
     def _first_bytes(self, data: bytes) -> bytes:
         """Tells TLS from plain connections, and takes the TLS off."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import resource
 import struct
+from itertools import pairwise
 
 import pytest
 
 from penstock import limits
 from penstock.transport.client import Connection
 from penstock.transport.server import Server
-from penstock.wire.command import decode_command, encode_command
+from penstock.wire.command import ONEWAY_FLAG, decode_command, encode_command
 
 ECHO, SILENT, BIG, BREAK, HANG_UP = 11, 12, 13, 14, 16
 
@@ -197,6 +198,43 @@ def test_a_slow_reader_is_served_no_more_until_it_reads(run, serving, service_an
                 bytes_read += len(answer.body)
             assert bytes_read == requests << 20
             writer.close()
+
+    run(main())
+
+
+def test_a_flood_on_one_connection_leaves_the_others_their_turns(run, serving, service, until):
+    flood = 40 * limits.TURN_REQUESTS
+
+    async def main():
+        async with serving(service) as address:
+            good = await Connection.open(address)
+            _, writer = await raw(address)
+            writer.write(b"".join(encode_command(SILENT, n, flag=ONEWAY_FLAG) for n in range(flood)))
+            await until(lambda: service.handled)
+            before = len(service.handled)
+            assert (await good.request(ECHO, body=b"in between")).body == b"in between"
+            assert len(service.handled) - before < flood / 2
+            writer.close()
+            await until(lambda: len(service.handled) > flood)  # what was sent is served, whoever has left
+        floods = [command.opaque for command in service.handled if command.code == SILENT]
+        assert floods == list(range(flood))
+
+    run(main())
+
+
+def test_large_answers_to_one_connection_take_turns_with_the_others(run, serving, service_answering):
+    service = service_answering(bytes(limits.TURN_ANSWER_BYTES))
+    served_at_end_of_turn = []
+    service.batch_end = lambda: served_at_end_of_turn.append(len(service.handled))
+
+    async def main():
+        async with serving(service) as address:
+            reader, writer = await raw(address)
+            writer.write(b"".join(encode_command(BIG, n) for n in range(12)))
+            assert [(await read_frame(reader)).opaque for _ in range(12)] == list(range(12))
+            writer.close()
+        steps = [after - before for before, after in pairwise([0, *served_at_end_of_turn])]
+        assert max(steps) == 1
 
     run(main())
 

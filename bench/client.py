@@ -1,4 +1,4 @@
-"""Our client and Apache's Java client on one broker, one after the other.
+"""Our client, Apache's Java client and the PyPI client on one broker, one after the other.
 
 python bench/client.py                     all clients on our broker, a few minutes
 python bench/client.py --seconds 2 --only penstock
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import frames
 import load
+import pypi
 import servers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "interop"))
@@ -41,8 +42,8 @@ TARGETS: dict[str, float] = {
 }
 ONE_BY_ONE = "send one by one msgs/s"
 TIMES_JAVA = 2.0
+TIMES_PYPI = 10.0
 PATIENCE_S = 150
-NOT_RUN = "the PyPI client was not run: it speaks gRPC and nothing else, and this broker has no gRPC front"
 
 
 def fill(broker: servers.Running, count: int) -> None:
@@ -68,7 +69,11 @@ def java_client(arguments: list[str]) -> Figures:
         return figures_of(command, arguments)
 
 
-CLIENTS: dict[str, Callable[[list[str]], Figures]] = {"penstock": penstock_client, "java": java_client}
+CLIENTS: dict[str, Callable[[list[str]], Figures]] = {
+    "penstock": penstock_client,
+    "java": java_client,
+    "pypi": pypi.client,
+}
 
 
 def ratio(name: str, ours: float, theirs: float) -> float:
@@ -95,6 +100,8 @@ def verdicts(results: dict[str, Figures]) -> list[str]:
             ours[ONE_BY_ONE] / results["java"][ONE_BY_ONE],
             TIMES_JAVA,
         )
+    for name, theirs in results.get("pypi", {}).items():
+        judge(f"{name}, times the PyPI client's", ratio(name, ours[name], theirs), TIMES_PYPI)
     return lines
 
 
@@ -125,7 +132,7 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(CLIENTS), action="append", help="default: all clients")
     options = parser.parse_args()
     results: dict[str, Figures] = {}
-    notes = [NOT_RUN]
+    notes = [pypi.HOW]
     with servers.BROKERS[options.broker]("async") as broker:
         fill(broker, options.messages)
         arguments = [broker.name_server, TOPIC, str(options.messages), str(options.seconds)]

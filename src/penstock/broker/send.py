@@ -239,8 +239,7 @@ class Sender:
         position = self._store.end
         self._statistics.count_put(topic, queue_id, len(items), position - before)
         if not command.flag & ONEWAY_FLAG:
-            prefix = self._id_prefix
-            ids = ",".join([f"{prefix}{offset:016X}" for offset in physical_offsets])
+            ids = ",".join(map(f"{self._id_prefix}%016X".__mod__, physical_offsets))
             answer = self._answer(ids, queue_id, first, None)
             self._broker.reply_when_durable(
                 peer, command, position, encode_response(command, ResponseCode.SUCCESS, None, answer)

@@ -72,6 +72,10 @@ class CommitLog:
         if file is not None:
             file.close()
 
+    def release_memory(self) -> None:
+        for file in self._files.values():
+            file.release_memory()
+
     def modified_ms(self, start: int) -> int:
         return (self._files.get(start) or self._open_for_reading(start)).modified_ms
 

@@ -22,6 +22,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _ZEROS: Final = bytes(1 << 20)
 _sync_data: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)
+_DROP_PAGES: Final[int | None] = getattr(mmap, "MADV_DONTNEED", None)
 _SYNC_ONE_BY_ONE: Final = 64
 """More files than this are synced with all else on their file system: a thousand syncs take seconds."""
 
@@ -42,6 +43,10 @@ class File(Protocol):
         ...
 
     def truncate(self, size: int) -> None: ...
+    def release_memory(self) -> None:
+        """What was read need not stay in the memory of this process; reading it again costs little."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -95,6 +100,7 @@ class RealFile:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
 
     @property
@@ -108,7 +114,8 @@ class RealFile:
     def read(self, offset: int, size: int) -> memoryview:
         view = self._view
         if view is None:
-            view = self._view = memoryview(mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ))
+            self._map = mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
+            view = self._view = memoryview(self._map)
         return view[offset : offset + size]
 
     def write(self, offset: int, data: Buffer) -> None:
@@ -137,9 +144,14 @@ class RealFile:
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
 
+    def release_memory(self) -> None:
+        """The pages stay in the system's cache, and slices handed out stay readable."""
+        if self._map is not None and _DROP_PAGES is not None:
+            self._map.madvise(_DROP_PAGES)
+
     def close(self) -> None:
         """Slices handed out stay readable: the map goes when the last of them does."""
-        self._view = None
+        self._view = self._map = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -34,5 +34,9 @@ class OpenFiles:
         for path in [path for path in self._open if path.startswith(prefix)]:
             self._open.pop(path).close()
 
+    def release_memory(self) -> None:
+        for file in self._open.values():
+            file.release_memory()
+
     def close(self) -> None:
         self.forget("")

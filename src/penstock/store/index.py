@@ -259,6 +259,10 @@ class IndexFile:
                 file.write(HEADER.size + slot * SLOT.size, SLOT.pack(previous))
         file.sync()
 
+    def release_memory(self) -> None:
+        if self._file is not None:
+            self._file.release_memory()
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

@@ -190,6 +190,10 @@ class KeyIndex:
         """Files with at least so many entries that are in memory only; full ones always, oldest first."""
         return [file for file in self.files if file.uncommitted >= (1 if file.full else least)]
 
+    def release_memory(self) -> None:
+        for file in self.files:
+            file.release_memory()
+
     def close(self) -> None:
         for file in self.files:
             file.close()

@@ -208,6 +208,12 @@ class Store(Writer):
         """Periodic work; jobs to be run once each, in any thread, before or after the next tick."""
         return self._upkeep.tick(now_ms)
 
+    def release_memory(self) -> None:
+        """Who catches up reads gigabytes through maps; what is done with would stay resident."""
+        self.log.release_memory()
+        self.queue_files.release_memory()
+        self.index.release_memory()
+
     def topics_with_queues(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for topic, queue_id in sorted(self.queues):

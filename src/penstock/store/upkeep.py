@@ -68,6 +68,7 @@ class Upkeep:
         if now_ms >= self._next_space_ms:
             self._next_space_ms = now_ms + SPACE_INTERVAL_MS
             self._watch_space()
+            self._store.release_memory()
         if not all(job.done for job in self._jobs):
             return []
         self._take_results(now_ms)

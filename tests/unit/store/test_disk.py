@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,28 @@ def test_many_files_are_synced_at_once(disk, count):
     if isinstance(disk, FaultDisk):
         disk.crash()
         assert [disk.file_size(name) for name in names] == [10] * count
+
+
+def test_what_was_read_does_not_stay_resident_and_is_still_readable(tmp_path):
+    disk = RealDisk(tmp_path)
+    data = bytes(range(256)) * 4096
+    disk.write_bytes("large", data)
+    file = disk.open("large")
+    view = file.read(0, len(data))
+    assert bytes(view) == data
+    assert resident_bytes(f"{tmp_path}/large") == len(data)
+    file.release_memory()
+    assert resident_bytes(f"{tmp_path}/large") == 0
+    assert bytes(view) == data
+    file.close()
+
+
+def resident_bytes(path):
+    """Of the map of a file, as the kernel tells."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.endswith(path)]
+    (resident,) = [line for line in lines[at : at + 10] if line.startswith("Rss:")]
+    return int(resident.split()[1]) * 1024
 
 
 def test_usage_tells_total_and_free_bytes(disk):

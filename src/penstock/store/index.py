@@ -109,6 +109,8 @@ class IndexFile:
         """Stretches of slots that have changed since the last commit began."""
         self._committing: dict[int, Page] = {}
         """Those of the commit that is under way; not to be changed any more."""
+        self._committed_pages: dict[int, Page] = {}
+        """As on disk, while the file grows: to read them from a file that is being written can take long."""
         self._new_entries = bytearray()
         """Entries from number `committed` on."""
 
@@ -147,7 +149,8 @@ class IndexFile:
             number, slot = divmod(key_hash % slots, _PAGE_SLOTS)
             page = pages.get(number)
             if page is None:
-                page = pages[number] = self._stored_page(number)[:]
+                page = self._committed_pages.pop(number, None) or self._stored_page(number)[:]
+                pages[number] = page
             previous = page[slot]
             if not 0 < previous < count:
                 previous = 0
@@ -194,7 +197,7 @@ class IndexFile:
         return page[slot % _PAGE_SLOTS]
 
     def _stored_page(self, number: int) -> Page:
-        page = self._committing.get(number)
+        page = self._committing.get(number) or self._committed_pages.get(number)
         if page is not None:
             return page
         size = min(_PAGE_BYTES, self._slots * SLOT.size - number * _PAGE_BYTES)
@@ -236,6 +239,12 @@ class IndexFile:
     def was_committed(self, commit: IndexCommit) -> None:
         del self._new_entries[: (commit.count - self.committed) * ENTRY.size]
         self.committed = commit.count
+        if self.full:
+            self._committed_pages = {}
+        else:
+            self._committed_pages |= self._committing
+            for number in self._pages:
+                self._committed_pages.pop(number, None)
         self._committing = {}
 
     def roll_back(self) -> None:

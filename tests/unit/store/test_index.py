@@ -5,7 +5,7 @@ import pytest
 from penstock.message.hashing import key_hash
 from penstock.message.record import RecordView
 from penstock.store.index import ENTRY, HEADER, IndexFile, index_file_size
-from penstock.testing.fault_disk import Crash, FaultDisk
+from penstock.testing.fault_disk import Crash, FaultDisk, FaultFile
 
 
 def found(box, key, topic="T", limit=32, begin_ms=0, end_ms=1 << 60):
@@ -181,3 +181,23 @@ def test_a_commit_that_did_not_finish_is_rolled_back():
         counts.add(again.count)
         assert [again.find(number * 31, 99, 0, 2000) for number in range(30)] == chains[again.count]
     assert counts == {21, 31}, "the last step may have been done when the machine stopped"
+
+
+def test_a_growing_file_is_not_read_back_for_its_slots(monkeypatch):
+    """A file that is being written can keep its readers waiting, and with them everybody else."""
+    file = IndexFile(FaultDisk(1), "index/1", 5000, 100)
+    file.insert([31, 2000, 31], [0, 1, 2], [1000] * 3)
+    first = file.commit()
+    file.insert([2000], [3], [1000])
+    first.run()
+    file.was_committed(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(FaultFile, "read", None)
+        file.insert([31, 32], [4, 5], [1000] * 2)
+    second = file.commit()
+    second.run()
+    file.was_committed(second)
+    again = IndexFile(file._disk, "index/1", 5000, 100)
+    again.load()
+    for found in (file, again):
+        assert [found.find(key_hash, 99, 0, 2000) for key_hash in (31, 2000, 32)] == [[4, 2, 0], [3, 1], [5]]

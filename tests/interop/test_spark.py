@@ -29,7 +29,7 @@ LARGE = {"maxMessageSize": 5 << 20, "mappedFileSizeCommitLog": 16 << 20, "enable
 
 @pytest.mark.behaviour("PIPE-1", "PIPE-2", "PIPE-3", "PIPE-5")
 def test_the_scenarios_of_source_and_sink_hold_on_apache_too(tmp_path: Path) -> None:
-    with apache.cluster(settings=LARGE) as cluster:
+    with apache.cluster(brokers=2, settings=LARGE) as cluster:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
             + [str(ROOT / "tests" / "spark" / name) for name in SUITE],

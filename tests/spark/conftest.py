@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,12 +42,17 @@ def spark_full() -> None:
 
 
 class Topics:
-    """Topics with messages at known places, on whichever cluster the tests run against."""
+    """Topics with messages at known places, on whichever cluster the tests run against.
 
-    def __init__(self, name_server: str) -> None:
+    With `alone` each topic is on one broker only, and they take turns: tests that count queues then hold on
+    clusters of any size.
+    """
+
+    def __init__(self, name_server: str, *, alone: bool = False) -> None:
         from penstock.spark.brokers import brokers
 
         self.name_server = name_server
+        self._alone = alone
         self.brokers = brokers(name_server)
         self._numbers = itertools.count(1)
         self._prefix = f"spark-{os.getpid()}-{time.time_ns() // 1_000_000}"
@@ -57,6 +63,14 @@ class Topics:
     def addresses(self) -> dict[str, str]:
         cluster = self.brokers.run(self.brokers.api.cluster_info())
         return {name: data.broker_addrs[0] for name, data in cluster.broker_addr_table.items()}
+
+    def addresses_of(self, topic: str) -> dict[str, str]:
+        """The brokers that a topic is on, or will be."""
+        addresses = self.addresses()
+        if not self._alone:
+            return addresses
+        name = sorted(addresses)[zlib.crc32(topic.encode()) % len(addresses)]
+        return {name: addresses[name]}
 
     def new(self, queues: int = 3) -> str:
         topic = f"{self._prefix}-{next(self._numbers)}"
@@ -77,14 +91,14 @@ class Topics:
             topic_sys_flag=0,
         )
         request = self.brokers.api.remoting.request
-        for address in self.addresses().values():
+        for address in self.addresses_of(topic).values():
             answer = self.brokers.run(request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header))
             assert answer.code == 0, answer.remark
         deadline = time.monotonic() + 30
         while True:
             route = self.brokers.run(self.brokers.api.topic_route(topic))
             counts = [data.read_queue_nums for data in route.queue_datas] if route is not None else []
-            if counts == [queues] * len(self.addresses()):
+            if counts == [queues] * len(self.addresses_of(topic)):
                 return
             assert time.monotonic() < deadline, "the name server does not know the topic"
             time.sleep(0.05)
@@ -115,7 +129,7 @@ class Topics:
             properties="WAIT\x01true\x02",
             batch=True,
         )
-        addresses = self.addresses()
+        addresses = self.addresses_of(topic)
         name = broker_name or next(iter(addresses))
         address = addresses[name]
         queue = MessageQueue(topic, name, queue_id)
@@ -133,7 +147,7 @@ class Topics:
     def group_offset(self, topic: str, group: str, queue_id: int) -> int | None:
         from penstock.message.queue import MessageQueue
 
-        name, address = next(iter(self.addresses().items()))
+        name, address = next(iter(self.addresses_of(topic).items()))
         query = self.brokers.api.query_offset(
             address, group, MessageQueue(topic, name, queue_id), zero_if_not_found=False
         )
@@ -153,7 +167,7 @@ def topics() -> Iterator[Topics]:
 
     elsewhere = os.environ.get("PENSTOCK_TEST_NAME_SERVER")
     if elsewhere:
-        yield Topics(elsewhere)
+        yield Topics(elsewhere, alone=True)
     else:
         with broker() as running:
             yield Topics(running.name_server)

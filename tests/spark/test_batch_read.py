@@ -29,8 +29,8 @@ def filled(topics: Any) -> str:
     return topic
 
 
-def broker_of(topics: Any) -> str:
-    return str(next(iter(topics.addresses())))
+def broker_of(topics: Any, topic: str) -> str:
+    return str(next(iter(topics.addresses_of(topic))))
 
 
 @pytest.mark.behaviour("PIPE-1")
@@ -44,7 +44,7 @@ def test_every_message_of_every_queue_appears_once_with_its_body(
     place = {(row.queueId, row.queueOffset): bytes(row.body) for row in rows}
     assert len(rows) == len(place) == 270
     assert place == {(0, i): b"a%d" % i for i in range(200)} | {(1, i): b"b%d" % i for i in range(70)}
-    assert {(row.topic, row.brokerName) for row in rows} == {(filled, broker_of(topics))}
+    assert {(row.topic, row.brokerName) for row in rows} == {(filled, broker_of(topics, filled))}
     tagged = {(row.tags, row["keys"]) for row in rows}
     assert tagged == {("paid", "k"), ("shipped", None), (None, None)}
 
@@ -85,7 +85,7 @@ def test_a_wrong_option_fails_when_loading(read: Read, filled: str) -> None:
 
 
 def test_offsets_choose_what_is_read(read: Read, filled: str, topics: Any) -> None:
-    broker = broker_of(topics)
+    broker = broker_of(topics, filled)
     start = json.dumps({filled: {broker: {"0": 150, "1": -2, "2": -2}}})
     end = json.dumps({filled: {broker: {"0": -1, "1": 5, "2": 0}}})
     rows = read(filled, startingOffsets=start, endingOffsets=end, columns="queueId,queueOffset").collect()
@@ -97,7 +97,7 @@ def test_offsets_choose_what_is_read(read: Read, filled: str, topics: Any) -> No
 
 
 def test_assigned_queues_are_the_only_ones_read(spark: SparkSession, filled: str, topics: Any) -> None:
-    options = topics.options(filled, assign=json.dumps({filled: {broker_of(topics): [1]}}))
+    options = topics.options(filled, assign=json.dumps({filled: {broker_of(topics, filled): [1]}}))
     del options["subscribe"]
     assert spark.read.format("rocketmq").options(**options).load().count() == 70
 

@@ -61,7 +61,12 @@ def batch_start(start: Mapping[str, Any], end: StreamOffset) -> QueueOffsets:
 
 
 def _texts(offsets: QueueOffsets) -> dict[str, int]:
-    return {f"{q.topic}@{q.broker_name}@{q.queue_id}": offset for q, offset in sorted(offsets.items())}
+    return {_text(queue): offset for queue, offset in sorted(offsets.items())}
+
+
+@lru_cache(MANY_QUEUES)
+def _text(queue: MessageQueue) -> str:
+    return f"{queue.topic}@{queue.broker_name}@{queue.queue_id}"
 
 
 def _queues(texts: Mapping[str, Any]) -> dict[MessageQueue, int]:

@@ -86,18 +86,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = self._cluster.resolve(self._start, queues, self._bounds)
             first |= self._passed_by_retention(first)
             # Even without a message this is an offset of its own: it is what fixes the start for good.
-            return self._end(first, first, limit)
+            return self._end(first, first, self._backlog(first), limit)
         known = parse_offset(start).queues
         self._refuse_other_topics(known)
         self._see_bounds(known)
         passed = self._passed_by_retention(known)
         first = self._new_queues(known) | passed
         positions = {**known, **first}
-        waiting = sum(self._backlog(positions).values())
+        backlog = self._backlog(positions)
+        waiting = sum(backlog.values())
         # Positions that moved are written down also when nothing waits: a loss is reported once.
         idle = not passed and (waiting == 0 or not self._enough(waiting, limit))
         self._mirror(known, at_once=idle)
-        return start if idle else self._end(positions, first, limit)
+        return start if idle else self._end(positions, first, backlog, limit)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
         if not self._bounds:
@@ -132,8 +133,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- where a batch ends -------------------------------------------------------------------------
 
-    def _end(self, positions: QueueOffsets, first: QueueOffsets, limit: ReadLimit) -> dict[str, Any]:
-        shares = self._limited(self._backlog(positions), positions, limit)
+    def _end(
+        self,
+        positions: QueueOffsets,
+        first: QueueOffsets,
+        backlog: dict[MessageQueue, int],
+        limit: ReadLimit,
+    ) -> dict[str, Any]:
+        shares = self._limited(backlog, positions, limit)
         ends = {queue: offset + shares.get(queue, 0) for queue, offset in positions.items()}
         return StreamOffset(ends, first).to_json()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -52,7 +53,7 @@ class _QueueKey(Part):
 
 _PAIR: Final = re.compile(rb"(\{[^{}]*\}):(\{[^{}]*\})")
 """A queue as a key, and its value: neither has an object inside."""
-_QUEUE_KEYS: Final = msgspec.json.Decoder(list[_QueueKey])
+_QUEUE_KEY: Final = msgspec.json.Decoder(_QueueKey)
 _TOPIC_OFFSETS: Final = msgspec.json.Decoder(list[TopicOffset])
 
 
@@ -63,12 +64,18 @@ def topic_offsets(body: bytes) -> dict[MessageQueue, TopicOffset]:
     if len(pairs) != body.count(b'"queueId"'):  # a name with braces in it
         return TopicStatsTable.decode(body).offset_table
     try:
-        queues = _QUEUE_KEYS.decode(b"[" + b",".join([key for key, _ in pairs]) + b"]")
+        queues = [_queue(key) for key, _ in pairs]
         offsets = _TOPIC_OFFSETS.decode(b"[" + b",".join([value for _, value in pairs]) + b"]")
     except (msgspec.MsgspecError, UnicodeError):
         return TopicStatsTable.decode(body).offset_table
-    keys = [MessageQueue(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
-    return dict(zip(keys, offsets, strict=True))
+    return dict(zip(queues, offsets, strict=True))
+
+
+@lru_cache(20_000)
+def _queue(key: bytes) -> MessageQueue:
+    """Remembered, because those who ask for a topic ask again."""
+    queue = _QUEUE_KEY.decode(key)
+    return MessageQueue(queue.topic, queue.broker_name, queue.queue_id)
 
 
 class OffsetWrapper(Part):

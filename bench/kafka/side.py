@@ -20,6 +20,7 @@ jars = ",".join(str(jar) for jar in Path(os.environ["KAFKA_SOURCE_JARS"]).glob("
 builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
 for name, value in {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
     "spark.log.level": "ERROR",
 }.items():

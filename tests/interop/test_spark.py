@@ -58,14 +58,14 @@ def spark() -> Iterator[SparkSession]:
 class Feed(threading.Thread):
     """Sends numbered messages one by one; those of a broker that is down go to the other one."""
 
-    def __init__(self, name_server: str) -> None:
+    def __init__(self, name_server: str, first: int = 0) -> None:
         super().__init__(daemon=True)
-        self._name_server = name_server
+        self._name_server, self._first = name_server, first
         self._stopped = threading.Event()
         self.acknowledged: list[bytes] = []
 
     def run(self) -> None:
-        number = 0
+        number = self._first
         with sync.Producer(self._name_server, group="feed") as producer:
             while not self._stopped.wait(0.005):
                 body = b"%d" % number
@@ -91,6 +91,7 @@ def test_a_broker_of_two_killed_and_restarted_under_a_stream_costs_nothing(
             _make_topic(cluster, topic)
         feed = Feed(cluster.name_server)
         feed.start()
+        feeds = [feed]
         options = {
             "nameServer": cluster.name_server,
             "subscribe": "orders",
@@ -114,33 +115,51 @@ def test_a_broker_of_two_killed_and_restarted_under_a_stream_costs_nothing(
         ]
         try:
             _wait_for(lambda: all(q.lastProgress and q.lastProgress.batchId > 2 for q in queries), queries)
+            # In the middle of batches: what they planned to read there, they wait for.
             victim = cluster.brokers[0]
             victim.kill()
-            seen = [q.lastProgress.batchId for q in queries]
-            # The other broker's queues go on while this one is down.
-            _wait_for(lambda: queries[0].lastProgress.batchId > seen[0] + 2, queries)
+            sent = len(feed.acknowledged)
+            _wait_for(lambda: len(feed.acknowledged) > sent + 100, queries)
             cluster.start_broker(victim)
-            time.sleep(3)
+            _wait_for(lambda: len(feed.acknowledged) > sent + 500, queries)
             feed.stop()
-            for query in queries:
-                query.processAllAvailable()
-                _wait_for(lambda q=query: _lag(q) == 0, queries)
+            _catch_up(queries)
+            # Between batches: the other broker's queues go on while this one is down.
+            victim.kill()
+            seen = [q.lastProgress.batchId for q in queries]
+            later = Feed(cluster.name_server, first=1_000_000)
+            later.start()
+            feeds.append(later)
+            for query, batch in zip(queries, seen, strict=True):
+                _wait_for(lambda q=query, b=batch: q.lastProgress.batchId > b + 1, queries)
+            cluster.start_broker(victim)
+            sent = len(later.acknowledged)
+            _wait_for(lambda: len(later.acknowledged) > sent + 300, queries)
+            later.stop()
+            _catch_up(queries)
         finally:
-            feed.stop()
+            for running in feeds:
+                running.stop()
             for query in queries:
                 query.stop()
         reader = spark.read.format("rocketmq").option("nameServer", cluster.name_server)
         whole = reader.option("subscribe", "orders").load().collect()
-        sent = {(r.brokerName, r.queueId, r.queueOffset): bytes(r.body) for r in whole}
+        there = {(r.brokerName, r.queueId, r.queueOffset): bytes(r.body) for r in whole}
         rows = spark.read.parquet(str(tmp_path / "out")).collect()
-        assert {name for name, _, _ in sent} == {"broker-a", "broker-b"}
-        assert Counter((r.brokerName, r.queueId, r.queueOffset) for r in rows) == Counter(sent.keys())
-        assert set(feed.acknowledged) <= set(sent.values())
+        assert {name for name, _, _ in there} == {"broker-a", "broker-b"}
+        assert Counter((r.brokerName, r.queueId, r.queueOffset) for r in rows) == Counter(there.keys())
+        assert {body for running in feeds for body in running.acknowledged} <= set(there.values())
         keys: dict[bytes, set[str]] = {}
         for row in reader.option("subscribe", "copies").load().collect():
             keys.setdefault(bytes(row.body), set()).add(row.msgId)
-        assert keys.keys() == {f"{name}/{queue}/{offset}".encode() for name, queue, offset in sent}
+        assert keys.keys() == {f"{name}/{queue}/{offset}".encode() for name, queue, offset in there}
         assert all(len(ids) == 1 for ids in keys.values())
+
+
+def _catch_up(queries: list[Any]) -> None:
+    for query in queries:
+        query.processAllAvailable()
+        _wait_for(lambda q=query: _lag(q) == 0, queries)
 
 
 def _lag(query: Any) -> int:

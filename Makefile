@@ -40,7 +40,7 @@ interop: $(STAMP) ## against the real Apache RocketMQ (needs Java 17 and Maven)
 	@$(BIN)/pytest -q tests/interop -m interop --run-interop
 	@$(BIN)/pytest -q tests/client --server=apache -o timeout=600
 
-chaos: $(STAMP) ## the long Spark tests: 100 kills at random moments, memory under pressure, other versions
+chaos: $(STAMP) ## the long Spark tests, an hour: 100 kills at random moments, memory under pressure, other versions
 	@$(BIN)/pytest -q -s tests/spark/test_chaos.py --spark-full
 
 floors: $(STAMP) ## the bounds of the Spark benchmark; half an hour, and it wants the machine for itself

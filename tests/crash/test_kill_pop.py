@@ -145,10 +145,7 @@ class Load:
         while time.monotonic() - quiet_since < max(INVISIBLE_MS) / 1000 + 1.5:
             for handle in await self.pop(connection):
                 quiet_since = time.monotonic()
-                self.history.ack_asked(handle, now_ms())
-                answer = await self.ask(connection, ACK, **self.fields(handle))
-                assert answer.code == 0, answer.remark
-                self.history.acked(handle)
+                await self.ack(connection, handle)
         await connection.close()
         self.history.finished(now_ms())
 

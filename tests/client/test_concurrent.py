@@ -422,6 +422,7 @@ async def test_a_message_held_for_too_long_is_sent_back_once_and_its_late_failur
         async with consumer:
             await eventually(lambda: cluster.sent(SEND_BACK))
             assert cluster.sent(SEND_BACK)[0].ext["delayLevel"] == "3"
+            await eventually(lambda: consumer.offset_store.memory(queue) == 3)  # the listener still hangs
             release.set()
             await eventually(lambda: consumer.consume_service.pool.outstanding == 0)
             await asyncio.sleep(0.1)

@@ -201,7 +201,7 @@ class ConsumeConcurrently:
             if not await self._send_back.send_back(message, EXPIRED_LEVEL):
                 return
             if process_queue.first is message:
-                process_queue.remove([message], self._consumer.instance.now_ms())
+                self._commit(process_queue, [message])
 
     async def consume_directly(self, message: PulledMessage) -> ConsumeMessageDirectlyResult:
         return await consume_directly(self.listeners, message, self._settings.group, orderly=False)

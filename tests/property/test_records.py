@@ -134,18 +134,25 @@ def test_arbitrary_bytes_give_records_or_one_error(data):
     assert check_record(data, 0, len(data), crc=False) >= -1
 
 
+def of_sizes(sizes):
+    body, properties = (st.binary(min_size=size, max_size=size) for size in sizes)
+    return st.lists(st.tuples(i32, body, properties), min_size=1, max_size=6)
+
+
+batches = st.one_of(
+    st.lists(st.tuples(i32, st.binary(max_size=60), st.binary(max_size=60)), min_size=1, max_size=6),
+    st.tuples(st.integers(0, 60), st.integers(0, 60)).flatmap(of_sizes),  # all alike
+)
+
+
 @quick
-@given(st.lists(st.tuples(i32, st.binary(max_size=60), st.binary(max_size=60)), max_size=6))
+@given(batches)
 def test_any_batch_comes_back_as_it_was(elements):
     assert split_batch(encode_batch(elements)) == elements
 
 
 @quick
-@given(
-    st.lists(st.tuples(i32, st.binary(max_size=60), st.binary(max_size=60)), min_size=1, max_size=3),
-    damage,
-    st.integers(0, 30),
-)
+@given(batches, damage, st.integers(0, 30))
 def test_a_damaged_batch_gives_elements_or_one_error(elements, changes, cut):
     data = damaged(encode_batch(elements), changes, min(cut, 22))
     try:

@@ -60,7 +60,8 @@ class Sender:
         self.rules = SendRules(broker)
         self._gates: dict[str, Gate] = {}
         self._texts: dict[str, int] = {}
-        self._id_prefix = pack_host(settings.broker_ip1, settings.listen_port).hex().upper()
+        self._host = pack_host(settings.broker_ip1, settings.listen_port)
+        self._id_prefix = self._host.hex().upper()
         self._refresh()
         self.handlers: dict[int, Handler] = {
             RequestCode.SEND_MESSAGE: self.send_v1,
@@ -239,8 +240,9 @@ class Sender:
         position = self._store.end
         self._statistics.count_put(topic, queue_id, len(items), position - before)
         if not command.flag & ONEWAY_FLAG:
-            ids = ",".join(map(f"{self._id_prefix}%016X".__mod__, physical_offsets))
-            answer = self._answer(ids, queue_id, first, None)
+            host = self._host
+            ids = b"".join([host + at.to_bytes(8, "big") for at in physical_offsets])
+            answer = self._answer(ids.hex(",", len(host) + 8).upper(), queue_id, first, None)
             self._broker.reply_when_durable(
                 peer, command, position, encode_response(command, ResponseCode.SUCCESS, None, answer)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from penstock.errors import CorruptRecord, MessageTooLarge
@@ -43,6 +44,35 @@ def split_batch(body: Buffer) -> list[tuple[int, Buffer, bytes]]:
     """(flag, body, property bytes) of each element. Raises CorruptRecord, naming the position."""
     if type(body) is not bytes:
         body = bytes(body)
+    return _split_alike(body) or _split_any(body)
+
+
+def _split_alike(body: bytes) -> list[tuple[int, Buffer, bytes]]:
+    """The elements if all have the same sizes, as they mostly do; else none. Nothing is done for each."""
+    if len(body) < _HEAD_SIZE:
+        return []
+    size, _, body_size = _ELEMENT.unpack_from(body)
+    properties_size = size - _HEAD_SIZE - body_size - _SHORT.size
+    if body_size < 0 or not 0 <= properties_size <= MAX_PROPERTIES_BYTES or len(body) % size:
+        return []
+    rows = _alike(body_size, properties_size).iter_unpack(body)
+    sizes, flags, body_sizes, bodies, properties_sizes, texts = zip(*rows, strict=True)
+    count = len(sizes)
+    if (
+        sizes.count(size) == count
+        and body_sizes.count(body_size) == count
+        and properties_sizes.count(properties_size) == count
+    ):
+        return list(zip(flags, bodies, texts, strict=True))
+    return []
+
+
+@lru_cache(256)
+def _alike(body_size: int, properties_size: int) -> struct.Struct:
+    return struct.Struct(f">i8xii{body_size}sh{properties_size}s")
+
+
+def _split_any(body: bytes) -> list[tuple[int, Buffer, bytes]]:
     elements: list[tuple[int, Buffer, bytes]] = []
     unpack = _ELEMENT.unpack_from
     position = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 Key: TypeAlias = str | bytes
@@ -93,6 +93,25 @@ class KeyHasher:
                 value = _MASK + 1 - value if value > _SIGN else 0
             hashes.append(value)
         return hashes
+
+    def hash_batch(self, topic: str, keys: Sequence[Key]) -> list[int]:
+        """As hash_all, in a fraction of the time for keys that differ only in the last digits."""
+        return self._hash_alike(topic, keys) or self.hash_all([topic] * len(keys), keys)
+
+    def _hash_alike(self, topic: str, keys: Sequence[Key]) -> list[int]:
+        """Empty if the keys are not alike, or parts of them are not known yet."""
+        head_text = keys[0][:-3]
+        prefix, head = self._prefixes.get((topic, len(keys[0]))), self._heads.get(head_text)
+        if not head_text or prefix is None or head is None:
+            return []
+        try:
+            _, *last = b"".join(keys).split(head_text)  # type: ignore[arg-type]  # text raises
+            values = [prefix + head + self._tails[digits] & _MASK for digits in last]
+        except (KeyError, TypeError):
+            return []
+        if len(last) != len(keys) or set(map(len, last)) != {3} or len(set(map(len, keys))) != 1:
+            return []
+        return [value if value < _SIGN else _MASK + 1 - value if value > _SIGN else 0 for value in values]
 
     def _remember(self, table: dict[Any, int], part: tuple[str, int] | Key, value: int) -> None:
         if len(table) >= self.REMEMBERED:

@@ -50,9 +50,13 @@ def keys_of(properties: bytes) -> list[str]:
 def take_apart(texts: Sequence[bytes]) -> tuple[list[int], list[Key], list[int]]:
     """Of the properties of a batch's messages: the tag codes, all keys, and the number of each key's message.
 
-    Texts of one producer are mostly alike but for the unique key, so each is compared with the one before,
-    and only taken apart if it differs elsewhere.
+    Texts of one producer are mostly alike but for the unique key. If all are, none but the first is looked
+    at; else each is compared with the one before, and only taken apart if it differs elsewhere.
     """
+    unique_keys = _unique_keys(texts)
+    if unique_keys is not None:
+        count = len(texts)
+        return [tag_code_of(texts[0])] * count, unique_keys, list(range(count))
     codes: list[int] = []
     keys: list[Key] = []
     owners: list[int] = []
@@ -70,13 +74,40 @@ def take_apart(texts: Sequence[bytes]) -> tuple[list[int], list[Key], list[int]]
         codes.append(code)
         keys += names
         owners += [number] * len(names)
-        start = text.rfind(_UNIQUE_KEY) + len(_UNIQUE_KEY)
-        end = text.find(b"\x02", start)
+        start, end = _unique_key_at(text)
         before, after = text[:start], text[end:]
-        whole_piece = before == _UNIQUE_KEY or before.endswith(b"\x02" + _UNIQUE_KEY)
-        if not whole_piece or len(names) != 1 or end <= start:
+        if len(names) != 1:
             start = end = 0
     return codes, keys, owners
+
+
+def _unique_keys(texts: Sequence[bytes]) -> list[Key] | None:
+    """The keys of texts that differ in nothing else and have no other keys; None if there is more to them."""
+    first = texts[0] if texts else b""
+    start, end = _unique_key_at(first)
+    if start == end or len(keys_of(first)) != 1 or set(map(len, texts)) != {len(first)}:
+        return None
+    together = b"".join(texts)
+    before, after = first[:start], first[end:]
+    keys = together[start : len(together) - len(after)].split(after + before)
+    if (
+        not together.endswith(after)
+        or len(keys) != len(texts)
+        or set(map(len, keys)) != {end - start}
+        or together.count(b"\x02") != len(texts) * first.count(b"\x02")
+    ):
+        return None
+    return list(keys)
+
+
+def _unique_key_at(text: bytes) -> tuple[int, int]:
+    """Start and end of the unique key's value; both 0 if it is no plain piece."""
+    start = text.rfind(_UNIQUE_KEY) + len(_UNIQUE_KEY)
+    end = text.find(b"\x02", start)
+    before = text[:start]
+    if end <= start or not (before == _UNIQUE_KEY or before.endswith(b"\x02" + _UNIQUE_KEY)):
+        return 0, 0
+    return start, end
 
 
 def queue_tag_code(topic: str, properties: bytes, store_ms: int, delay_level_ms: DelayLevels | None) -> int:

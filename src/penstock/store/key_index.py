@@ -30,7 +30,7 @@ class KeyIndex:
         """Oldest first. Only the last one grows; full ones before it may still wait for their commit."""
         self._backlog: deque[Arrival] = deque()
         self._backlog_keys = 0
-        self._hash_all = KeyHasher().hash_all
+        self._hasher = KeyHasher()
 
     def check(self) -> list[str]:
         """Names of the index files, all of the right size. Changes nothing."""
@@ -105,10 +105,11 @@ class KeyIndex:
         backlog = self._backlog
         topics: list[str] = []
         keys: list[Key] = []
+        hashes: list[int] = []
         positions: list[int] = []
         times: list[int] = []
         limit = self._backlog_keys if limit is None else limit
-        while backlog and len(keys) < limit:
+        while backlog and len(positions) < limit:
             arrival = backlog.popleft()
             queue, _, _, store_ms, position, _, _, names, places = arrival
             count = len(names)
@@ -119,26 +120,31 @@ class KeyIndex:
                 times.append(store_ms)
                 continue
             places = places if places is not None else [position] * count
-            room = limit - len(keys)
+            room = limit - len(positions)
             if count > room:
                 rest, rest_places = names[room:], places[room:]
                 backlog.appendleft(
                     arrival._replace(keys=rest, key_positions=rest_places, physical_offset=rest_places[0])
                 )
                 names, places, count = names[:room], places[:room], room
-            topics += [queue.topic] * count
-            keys += names
+            if topics:
+                hashes += self._hasher.hash_all(topics, keys)
+                topics, keys = [], []
+            if names:
+                hashes += self._hasher.hash_batch(queue.topic, names)
             positions += places
             times += [store_ms] * count
-        self._backlog_keys -= len(keys)
-        self._insert(self._hash_all(topics, keys), positions, times)
+        hashes += self._hasher.hash_all(topics, keys)
+        self._backlog_keys -= len(hashes)
+        self._insert(hashes, positions, times)
 
     def insert(self, topic: str, keys: Sequence[str], physical_offset: int, store_ms: int) -> None:
         last = self._growing
         if last is not None and physical_offset < last.end_offset:
             return  # recovery goes over records that are in already
         count = len(keys)
-        self._insert(self._hash_all([topic] * count, keys), [physical_offset] * count, [store_ms] * count)
+        hashes = self._hasher.hash_all([topic] * count, keys)
+        self._insert(hashes, [physical_offset] * count, [store_ms] * count)
 
     def _insert(self, hashes: list[int], positions: list[int], times: list[int]) -> None:
         done = 0
@@ -175,7 +181,7 @@ class KeyIndex:
     def find(self, topic: str, key: str, limit: int, begin_ms: int, end_ms: int) -> list[int]:
         """Positions, ascending, of records that may carry the key: hashes are compared, not keys."""
         self.catch_up()
-        (key_hash,) = self._hash_all([topic], [key])
+        (key_hash,) = self._hasher.hash_all([topic], [key])
         found: list[int] = []
         for file in reversed(self.files):
             if file.count > 1 and file.begin_ms <= end_ms and file.end_ms >= begin_ms:

@@ -48,3 +48,28 @@ def test_the_one_hash_without_a_positive_twin_becomes_zero_in_a_stream_too():
     key = "".join(chr(rest // 31**power % 31) for power in range(6, -1, -1))
     assert java_hash("t#" + key) == -(2**31)
     assert KeyHasher().hash_all(["t"], [key]) == [0]
+
+
+@pytest.mark.parametrize("topic", ["orders", "名"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [b"7F0000012F0C18B4AAC2%012X" % number for number in range(4000, 4100)],
+        [b"7F0000012F0C18B4AAC2%012X" % number for number in range(4090, 4100)],  # beyond three digits
+        [b"abc001", b"abcabc002"],
+        [b"abc001", b"abc02"],
+        [b"abc001", "abc002"],
+        ["abc001", "abc002"],
+        [b"abc001", b"abc001abc002"],
+        [b"abc001", b"abc002ab", b"c003"],
+        [b"abc001", "abc\u00e902".encode()],
+        [b"001", b"002"],
+        [b"", b""],
+    ],
+)
+def test_a_batch_hashes_as_its_keys_do(topic, keys):
+    hasher = KeyHasher()
+    hasher.hash_all([topic] * 3, [b"xyz001", b"xyz002", b"xyz003"])
+    one_by_one = KeyHasher().hash_all([topic] * len(keys), keys)
+    for _ in range(2):  # the second time all parts are known
+        assert hasher.hash_batch(topic, keys) == one_by_one

@@ -63,18 +63,22 @@ async def test_from_pull_to_pop_a_running_consumer_goes_on_at_the_committed_offs
 
 @pytest.mark.behaviour("POP-1")
 async def test_running_consumers_are_told_of_a_new_mode_and_do_not_wait_for_their_next_rebalance(
-    server: RunningBroker, topic: str, group: str, set_mode: Any, eventually: Any
+    topic: str, group: str, eventually: Any
 ) -> None:
-    await set_mode("PULL")
+    """By our broker; Apache's leaves it to their next rebalance."""
 
     async def note(message: Any) -> None:
         return
 
     slow = Timings(rebalance_interval_ms=60_000, rebalance_min_interval_ms=20)
-    async with listening(server, topic, group, slow, note) as consumer:
-        await eventually(lambda: topic in {queue.topic for queue in consumer.rebalancer.queues})
-        await set_mode("POP")
-        await eventually(lambda: consumer.pop_service.queues, seconds=3)
+    with broker(flush="async") as ours:
+        async with AdminClient(ours.name_server) as admin:
+            await admin.create_topic(topic, TopicSettings(read_queues=4, write_queues=4))
+            await set_consume_mode(admin, topic, group, "PULL", 0)
+            async with listening(ours, topic, group, slow, note) as consumer:
+                await eventually(lambda: topic in {queue.topic for queue in consumer.rebalancer.queues})
+                await set_consume_mode(admin, topic, group, "POP", 0)
+                await eventually(lambda: consumer.pop_service.queues, seconds=3)
 
 
 @pytest.mark.behaviour("POP-1")
@@ -276,3 +280,34 @@ async def test_consumers_that_come_and_go_cause_no_pause(
     assert max(pauses) < 1.0
     assert arrived[-1] - ended < getattr(server, "give_back_s", 1.0)
     assert set(got.values()) == {1}
+
+
+@pytest.mark.behaviour("POP-14")
+async def test_a_message_that_comes_at_the_very_end_of_a_stop_goes_back_at_once(
+    topic: str, group: str, quick: Timings, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last moment at which a broker can give something away: just before it learns who leaves."""
+    got: list[bytes] = []
+
+    async def note(message: Any) -> None:
+        got.append(message.body)
+
+    with broker(flush="async") as ours:
+        async with AdminClient(ours.name_server) as admin:
+            await admin.create_topic(topic, TopicSettings(read_queues=1, write_queues=1))
+            await set_consume_mode(admin, topic, group, "POP", 0)
+        leaving = listening(ours, topic, group, quick, note, instance_name="leaving")
+        await leaving.start()
+        await eventually(lambda: leaving.pop_service.queues)
+        await put(ours, topic, b"before")
+        await eventually(lambda: got == [b"before"])
+        unregister = leaving.instance.unregister_consumer
+
+        async def just_before(name: str) -> None:
+            await put(ours, topic, b"late")
+            await unregister(name)
+
+        monkeypatch.setattr(leaving.instance, "unregister_consumer", just_before)
+        await leaving.stop()
+        async with listening(ours, topic, group, quick, note, instance_name="next"):
+            await eventually(lambda: got == [b"before", b"late"], seconds=10)

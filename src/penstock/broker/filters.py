@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.broker import sql92
 from penstock.broker.replies import Refusal
+from penstock.errors import CorruptRecord
 from penstock.message.record import RecordView
 from penstock.message.tags import ALL, parse_subscription
 from penstock.wire.bodies import SubscriptionData
 from penstock.wire.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from penstock.store.results import ArrivedMessage
+    from penstock.store.store import Store
 
 TAG = "TAG"
 SQL92 = "SQL92"
@@ -25,6 +30,23 @@ class PullFilter(NamedTuple):
 
 
 EVERYTHING = PullFilter()
+
+
+def wants(wanted: PullFilter, message: ArrivedMessage, store: Store) -> bool:
+    """Whether a message that has just arrived is one for whoever waits with this filter.
+
+    One that is damaged counts: who reads it finds out.
+    """
+    by_code, by_record = wanted
+    if by_code is not None and not by_code(message.tag_code):
+        return False
+    if by_record is None:
+        return True
+    record = store.read_record(message.physical_offset)
+    try:
+        return record is None or by_record(RecordView(record))
+    except CorruptRecord:
+        return True
 
 
 def is_tag_type(expression_type: str | None) -> bool:

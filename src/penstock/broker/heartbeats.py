@@ -91,6 +91,8 @@ class Heartbeats:
         if header.producer_group:
             self._clients.unregister_producer(header.producer_group, peer)
         if header.consumer_group:
+            # Before the reply: a client that has it may close its connection.
+            self._broker.pop.left(peer, header.consumer_group)
             rest = self._clients.unregister_consumer(header.consumer_group, peer)
             if rest is not None:
                 self.notify(rest)

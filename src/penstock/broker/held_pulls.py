@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock import limits
-from penstock.broker.filters import PullFilter
-from penstock.message.record import RecordView
+from penstock.broker.filters import PullFilter, wants
 from penstock.wire.command import Command
 from penstock.wire.headers import PullHeader
 from penstock.wire.peer import Peer
 
 if TYPE_CHECKING:
-    from penstock.store.results import Arrival, ArrivedMessage
+    from penstock.store.results import Arrival
     from penstock.store.store import Store
 
 SCAN_MS = 5_000
@@ -80,19 +79,10 @@ class HeldPulls:
     def _wants(self, held: HeldPull, arrival: Arrival) -> bool:
         wanted_from = held.header.queue_offset
         return any(
-            self._passes(held.filter, message)
+            wants(held.filter, message, self._store)
             for message in arrival.messages()
             if message.queue_offset >= wanted_from
         )
-
-    def _passes(self, wanted: PullFilter, message: ArrivedMessage) -> bool:
-        by_code, by_record = wanted
-        if by_code is not None and not by_code(message.tag_code):
-            return False
-        if by_record is None:
-            return True
-        record = self._store.read_record(message.physical_offset)
-        return record is None or by_record(RecordView(record))
 
     def tick(self, now_ms: int) -> None:
         deadlines = self._deadlines

@@ -147,11 +147,18 @@ class ConsumerBase(ABC):
                 await self.instance.api.check_client(address, self.client_id, self.group, data)
 
     async def _leave(self) -> None:
+        await self._sign_off()
+        await self._close()
+
+    async def _sign_off(self) -> None:
+        """No member of the group any more; the connections are still there."""
         self.rebalancer.drop_all()
+        await self.instance.unregister_consumer(self.group)
+
+    async def _close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.instance.unregister_consumer(self.group)
         await self.instance.release()
 
     @abstractmethod

@@ -152,7 +152,8 @@ class PopService:
         self.keep_topics(())
 
     async def stop(self, timeout_ms: float) -> None:
-        """After the listeners have ended: the last answers come in, acks go out, the rest goes back."""
+        """After the listeners have ended and the group was left: the last answers come in, acks go out, the
+        rest goes back. A broker of ours gives nothing to who has left; on others a pop may still wait."""
         if self._loops:
             await asyncio.wait(list(self._loops), timeout=LAST_POPS_MS / 1000)
         await self.consumption.stop(timeout_ms)

@@ -74,6 +74,8 @@ class PopLoop:
         instance, pop_queue = self._consumer.instance, self._pop_queue
         began = instance.loop.time()
         address = await instance.master_address(pop_queue.queue)
+        if pop_queue.dropped:  # meanwhile: nobody would look at what came now
+            return 0
         try:
             result = await self._api.pop(address, self._header(subscription))
         except PenstockError as error:

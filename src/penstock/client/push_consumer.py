@@ -153,12 +153,13 @@ class PushConsumer(ConsumerBase):
         deadline_ms = self.instance.now_ms() + timeout_ms
         self.pop_service.begin_stop()
         await self.consume_service.stop(timeout_ms)
-        await self.pop_service.stop(max(LAST_WORDS_MS, deadline_ms - self.instance.now_ms()))
         async with self.rebalancer.lock:  # a rebalance under way must not take a queue, or a lock, after this
             await self.offset_store.persist(list(self.rebalancer.queues))
             if isinstance(self.consume_service, ConsumeOrderly):
                 await self.consume_service.unlock_all()
-        await self._leave()
+        await self._sign_off()
+        await self.pop_service.stop(max(LAST_WORDS_MS, deadline_ms - self.instance.now_ms()))
+        await self._close()
         log.info("consumer of group %s has stopped", self.group)
 
     async def run(self) -> None:

@@ -13,11 +13,9 @@ from enum import Enum, auto
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.filters import PullFilter
+from penstock.broker.filters import PullFilter, wants
 from penstock.broker.settings import BrokerSettings
-from penstock.errors import CorruptRecord
 from penstock.message.names import pop_retry_topic_v1, pop_retry_topic_v2
-from penstock.message.record import RecordView
 from penstock.wire.command import Command
 from penstock.wire.headers import NotificationHeader, PopHeader
 from penstock.wire.peer import Peer
@@ -78,7 +76,7 @@ class _Line:
     def everybody(self) -> list[HeldPop]:
         return [held for waiting in self.by_filter.values() for held in sorted(waiting) if not held.done]
 
-    def first(self, wants: Callable[[PullFilter], bool]) -> HeldPop | None:
+    def first(self, takes_it: Callable[[PullFilter], bool]) -> HeldPop | None:
         """The first in line of those whose filter passes."""
         found: HeldPop | None = None
         for wanted, waiting in list(self.by_filter.items()):
@@ -86,7 +84,7 @@ class _Line:
                 heapq.heappop(waiting)
             if not waiting:
                 del self.by_filter[wanted]
-            elif (found is None or waiting[0] < found) and wants(wanted):
+            elif (found is None or waiting[0] < found) and takes_it(wanted):
                 found = waiting[0]
         return found
 
@@ -191,6 +189,13 @@ class HeldPops:
         for held in list(self._peers.get(peer, ())):
             self._remove(held)
 
+    def take_group(self, peer: Peer, group: str) -> list[HeldPop]:
+        """What a client has waiting for a group; it waits no more."""
+        waiting = [held for held in self._peers.get(peer, ()) if held.header.consumer_group == group]
+        for held in waiting:
+            self._remove(held)
+        return sorted(waiting)
+
     # ---- waking ---------------------------------------------------------------------------------
 
     def wake(self, topic: str, group: str, queue_id: int, now_ms: int) -> bool:
@@ -254,12 +259,12 @@ class HeldPops:
     def _wake_for(self, group: str, queue: ConsumeQueue, message: ArrivedMessage, now_ms: int) -> None:
         """One who asked for all queues; if there is none, or it left the message, one of its queue."""
 
-        def wants(wanted: PullFilter) -> bool:
-            return self._matches(wanted, message)
+        def takes_it(wanted: PullFilter) -> bool:
+            return wants(wanted, message, self._store)
 
         for queue_id in (ALL_QUEUES, queue.queue_id):
             line = self._line(queue.topic, group, queue_id)
-            held = line.first(wants) if line is not None else None
+            held = line.first(takes_it) if line is not None else None
             if held is not None:
                 self._remove(held)
                 self._woken.append(held)
@@ -276,18 +281,6 @@ class HeldPops:
             if self._is_taken(group, queue, message):
                 return
             self.wake(topic, group, queue_id, now_ms)
-
-    def _matches(self, wanted: PullFilter, message: ArrivedMessage) -> bool:
-        by_code, by_record = wanted
-        if by_code is not None and not by_code(message.tag_code):
-            return False
-        if by_record is None:
-            return True
-        record = self._store.read_record(message.physical_offset)
-        try:
-            return record is None or by_record(RecordView(record))
-        except CorruptRecord:
-            return True
 
     # ---- time -----------------------------------------------------------------------------------
 

@@ -128,6 +128,11 @@ class Popper:
         except BadHeader as error:
             self._broker.reply(held.peer, held.command, ResponseCode.SYSTEM_ERROR, str(error))
 
+    def left(self, peer: Peer, group: str) -> None:
+        """A client that leaves its group is given no message any more: nobody would look at it."""
+        for held in self.held.take_group(peer, group):
+            self._broker.reply(peer, held.command, ResponseCode.POLLING_TIMEOUT, NOTHING, NO_ANSWER)
+
     def _pop(self, peer: Peer, command: Command, header: PopHeader, now_ms: int) -> None:
         wanted = self._check(peer, header, now_ms)
         # Not before the newest store time, by which the reviver knows a message again.

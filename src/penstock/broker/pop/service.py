@@ -75,6 +75,9 @@ class PopService:
             self._next_forget_ms = now_ms + FORGET_MS
             self.orders.forget_old(self.leases.clock(now_ms))
 
+    def left(self, peer: Peer, group: str) -> None:
+        self._popper.left(peer, group)
+
     def disconnected(self, peer: Peer) -> None:
         self._popper.held.drop_peer(peer)
         self._notifications.held.drop_peer(peer)

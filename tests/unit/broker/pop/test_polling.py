@@ -43,6 +43,21 @@ def test_a_pop_that_waited_in_vain_is_told_so_in_time(pops: Any) -> None:
     assert answer.ext["startOffsetInfo"] == answer.ext["msgOffsetInfo"] == ""
 
 
+def test_a_client_that_leaves_its_group_is_given_nothing_any_more(pops: Any) -> None:
+    bench = pops.bench
+    peer = bench.new_peer(50_001)
+    leaving = bench.request(200050, pops.fields(poll_ms=15_000), peer=peer)
+    other_group = bench.request(200050, pops.fields(poll_ms=15_000, group="H"), peer=peer)
+    staying = pops.park(poll_ms=15_000)
+    bye = bench.request(35, {"clientID": "c", "consumerGroup": "G"}, peer=peer)
+    # Told before the reply, after which it may close its connection.
+    assert [answer.opaque for answer in peer.received] == [leaving, bye]
+    assert peer.received[0].code == 210
+    pops.send(1)
+    assert staying().bodies == [b"m0"]
+    assert [answer.opaque for answer in peer.received[2:]] == [other_group]
+
+
 @pytest.mark.scenario(20)
 @pytest.mark.behaviour("POP-9")
 def test_one_pop_too_many_is_told_that_the_line_is_full(pops: Any) -> None:

@@ -47,7 +47,11 @@ MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
 # ---- pull -------------------------------------------------------------------------------------------
 PULL_MAX_BYTES: Final = 262_144
 PULL_MAX_MESSAGES: Final = 32
-"""Protocol: one answer from memory. Clients ask again at once, so more buys nothing but memory."""
+"""Protocol: one answer from memory, unless the broker's settings say otherwise."""
+
+BULK_PULL_BYTES: Final = 4 * 1024 * 1024
+BULK_PULL_MESSAGES: Final = 1024
+"""One answer to a reader that asks for large ones, as Spark's tasks do: a small message costs it a tenth."""
 
 PULL_SCAN_ENTRIES: Final = 800
 """Protocol: queue entries looked at by one filtered pull, so that a rare tag cannot stall the broker."""

@@ -212,6 +212,7 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Everything that is due; to be called every few milliseconds to tens of milliseconds."""
         self.puller.held.tick(now_ms)
+        self.offsets.tick()
         self.delay.tick(now_ms)
         self.pop.tick(now_ms)
         self.relays.tick(now_ms)

@@ -39,6 +39,8 @@ class Offsets:
         self.data_version = DataVersion(timestamp=now_ms)
         self.dirty = False
         self._resets: OffsetTable = {}
+        self._unnoted: dict[tuple[str, int], int] = {}
+        """Commits that came with pulls and are not in the journal yet, the last one of each queue."""
         self._note = note
         self._keep = keep
         self._count = 0
@@ -94,6 +96,22 @@ class Offsets:
             return 0
         return self._store(key, queue_id, offset, now_ms)
 
+    def commit_soon(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
+        """A commit that came with a pull. Nobody waits for it to be durable, so it stays in memory until the
+        next tick: a group that reads thousands of messages a second costs a journal entry for a queue then,
+        not a write to disk for each pull."""
+        key = offset_key(topic, group)
+        if self._resets and queue_id in self._resets.get(key, ()):
+            return
+        if self.place(key, queue_id, offset, now_ms):
+            self._unnoted[key, queue_id] = offset
+
+    def tick(self) -> None:
+        if self._unnoted:
+            for (key, queue_id), offset in self._unnoted.items():
+                self._note(Kind.OFFSET, _ENTRY.pack(queue_id, offset) + key.encode())
+            self._unnoted.clear()
+
     def _store(self, key: str, queue_id: int, offset: int, now_ms: int) -> int | None:
         if not self.place(key, queue_id, offset, now_ms):
             return None
@@ -111,6 +129,8 @@ class Offsets:
                 return False
             self._count += 1
         queues[queue_id] = offset
+        if self._unnoted:
+            self._unnoted.pop((key, queue_id), None)  # this one is the last now
         self._commits += 1
         if self._commits % _COMMITS_PER_VERSION == 0:
             self.data_version = self.data_version.next(now_ms)
@@ -175,6 +195,7 @@ class Offsets:
         self._count -= len(self.table.pop(key, ()))
         self._pulled_count -= len(self.pulled.pop(key, ()))
         self._resets.pop(key, None)
+        self._unnoted = {place: offset for place, offset in self._unnoted.items() if place[0] != key}
         self.dirty = True
 
     # ---- the file -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock import limits
 from penstock.broker import filters
 from penstock.broker.filters import PullFilter
 from penstock.broker.groups import FORBID_PULL, TOOLS_GROUP
@@ -78,7 +79,9 @@ class Puller:
         offsets = self._broker.offsets
         offsets.note_pulled(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         if first and header.sys_flag & FLAG_COMMIT:
-            offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset, now_ms)
+            offsets.commit_soon(
+                header.consumer_group, header.topic, header.queue_id, header.commit_offset, now_ms
+            )
         if code == ResponseCode.PULL_NOT_FOUND and first and header.sys_flag & FLAG_SUSPEND:
             hold_ms = header.suspend_timeout_millis
             if not self._settings.long_polling_enable:
@@ -118,14 +121,19 @@ class Puller:
             moved = GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, reset, low, high, [], 0, 0)
             return ResponseCode.PULL_OFFSET_MOVED, OFFSET_RESET, moved
         correct_offsets = self._corrects_offsets
+        messages = min(header.max_msg_nums, settings.max_transfer_count_on_message_in_memory)
+        size = settings.max_transfer_bytes_on_message_in_memory
+        if header.bulk:
+            messages = min(header.max_msg_nums, limits.BULK_PULL_MESSAGES)
+            size = min(max(size, header.max_msg_bytes or 0), limits.BULK_PULL_BYTES)
         result = store.get(
             topic,
             queue_id,
             offset,
-            min(header.max_msg_nums, settings.max_transfer_count_on_message_in_memory),
+            messages,
             wanted.by_code,
             wanted.by_record,
-            settings.max_transfer_bytes_on_message_in_memory,
+            size,
             correct_offsets,
         )
         if result.count:

@@ -73,6 +73,7 @@ def pull_header(options: PullOptions, queue: MessageQueue, offset: int, max_mess
         expression_type=options.expression_type,
         max_msg_bytes=options.pull_batch_bytes,
         broker_name=queue.broker_name,
+        bulk=True,
     )
 
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from operator import add
 from struct import Struct
 from typing import Final
 
-from penstock.limits import PULL_MAX_MESSAGES, PULL_SCAN_ENTRIES
+from penstock.limits import PULL_SCAN_ENTRIES
 from penstock.message.record import RecordView, check_record
 from penstock.store.commit_log import CommitLog
-from penstock.store.consume_queue import ENTRY, ConsumeQueue
+from penstock.store.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
 from penstock.store.results import GetResult, GetStatus
 
 _START: Final = Struct(">i")
 
 
+_LONG_BYTES: Final = 8192
+_TOGETHER: Final = 32
+"""Entries unpacked in one go."""
+
+
 @cache
 def _entries_struct(count: int) -> Struct:
-    return Struct(">" + "qiq" * count)
+    """Position and size of so many entries, without their tag codes."""
+    return Struct(">" + "qi8x" * count)
 
 
 def get_messages(
@@ -45,7 +52,7 @@ def get_messages(
     per_file = queue.per_file
     file_end = offset - offset % per_file + per_file
     available = min(high, file_end) - offset
-    wanted = max(1, min(max_messages, PULL_MAX_MESSAGES))
+    wanted = max(1, max_messages)
     if matches is None and record_filter is None:
         count = min(available, wanted)
         data = queue.read(offset, count)
@@ -77,8 +84,7 @@ def _all_records(
 
     Nearly always so, and then no entry needs a look of its own.
     """
-    fields = _entries_struct(count).unpack(data)
-    positions, sizes = fields[::3], fields[1::3]
+    positions, sizes = _places(data, count)
     start, end = positions[0], positions[-1] + sizes[-1]
     size = sum(sizes)
     if size > max_bytes and count > 1:
@@ -93,7 +99,27 @@ def _all_records(
     places = [position - base for position in positions]
     if min(places) < 0 or max(map(add, places, sizes)) > end - base:
         return [], 0
-    return [segment[at : at + size] for at, size in zip(places, sizes, strict=True)], size
+    if count <= _TOGETHER:
+        return [segment[at : at + size] for at, size in zip(places, sizes, strict=True)], size
+    ends = list(map(add, places, sizes))
+    breaks = [number for number in range(1, count) if places[number] != ends[number - 1]]
+    first, last = [0, *breaks], [*breaks, count]
+    stretches = [segment[places[a] : ends[b - 1]] for a, b in zip(first, last, strict=True)]
+    # Many short ones cost more to send one by one than to copy.
+    return (stretches if size > _LONG_BYTES * len(stretches) else [b"".join(stretches)]), size
+
+
+def _places(data: bytes | bytearray | memoryview, count: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Position and size of every record."""
+    if count <= _TOGETHER:
+        fields: Sequence[int] = _entries_struct(count).unpack(data)
+    else:
+        view = memoryview(data)
+        rest = count % _TOGETHER
+        whole = len(view) - rest * ENTRY_SIZE
+        many = _entries_struct(_TOGETHER).iter_unpack(view[:whole])
+        fields = [*chain.from_iterable(many), *_entries_struct(rest).unpack(view[whole:])]
+    return fields[::2], fields[1::2]
 
 
 def _collect(

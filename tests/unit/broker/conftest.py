@@ -172,8 +172,10 @@ class Bench:
         suspend_ms: int = 1000,
         expression_type: str = "TAG",
         version: int = 0,
+        **others: Any,
     ) -> dict[str, Any]:
         fields = {
+            **others,
             "consumerGroup": group,
             "topic": topic,
             "queueId": queue_id,

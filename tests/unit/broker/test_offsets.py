@@ -91,3 +91,38 @@ def test_the_data_version_grows_slowly(bench: Any, table: Any) -> None:
     for i in range(1_000):
         table.commit("G", "T", 0, i, bench.now_ms)
     assert table.data_version.counter == 2
+
+
+def killed(bench: Any) -> Any:
+    """The offsets that a broker finds after its forerunner was killed."""
+    bench.flush()
+    bench.store.abandon()
+    bench.open()
+    return bench.broker.offsets
+
+
+def test_a_commit_that_came_with_a_pull_is_in_the_journal_a_tick_later(bench: Any, table: Any) -> None:
+    before = bench.store.end
+    for offset in (1, 2, 3):
+        bench.pull("T", group="G", sys_flag=4 | 1, commit=offset)
+    assert table.query("G", "T", 0) == 3
+    assert bench.store.end == before
+    bench.broker.tick(bench.now_ms)
+    assert bench.store.end > before
+    assert killed(bench).query("G", "T", 0) == 3
+
+
+@pytest.mark.parametrize("later", ["commit", "reset", "group deleted"])
+def test_what_comes_after_the_commit_of_a_pull_is_not_undone_by_it(
+    bench: Any, table: Any, later: str
+) -> None:
+    bench.pull("T", group="G", sys_flag=4 | 1, commit=9)
+    assert table.query("G", "T", 0) == 9
+    if later == "commit":
+        commit(bench, 5)
+    elif later == "reset":
+        table.reset("G", "T", 0, 5, bench.now_ms)
+    else:
+        table.drop_group("G", bench.now_ms)
+    bench.broker.tick(bench.now_ms)
+    assert killed(bench).query("G", "T", 0) == (-1 if later == "group deleted" else 5)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from penstock import limits
 from penstock.message.record import split_records
 from penstock.message.tags import tag_code
 from penstock.store.results import GetResult, GetStatus
@@ -375,3 +376,21 @@ def hold(bench: Any, topic: str, offset: int, *, peer: Any = None, **fields: Any
     opaque: int = bench.request(11, wanted, peer=peer)
     bench.flush()
     return opaque
+
+
+def test_a_reader_that_asks_for_large_answers_gets_them(bench: Any) -> None:
+    for number in range(80):
+        bench.send("T", b"%d" % number, queue_id=number % 2)
+    assert len(split_records(bench.pull("T", most=80).body)) == 32
+    answer = bench.pull("T", most=80, bulk=True)
+    assert [record.body for record in split_records(answer.body)] == [b"%d" % n for n in range(0, 80, 2)]
+    assert answer.ext["nextBeginOffset"] == "40"
+
+
+def test_a_large_answer_has_a_bound(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(60):
+        bench.send("T", bytes(1000), queue_id=0)
+    monkeypatch.setattr(limits, "BULK_PULL_MESSAGES", 50)
+    assert len(split_records(bench.pull("T", most=100, bulk=True).body)) == 50
+    monkeypatch.setattr(limits, "BULK_PULL_BYTES", 40_000)
+    assert 20_000 < len(bench.pull("T", most=100, bulk=True).body) <= 40_000

@@ -1,5 +1,6 @@
 import pytest
 
+from penstock.message.record import split_records
 from penstock.message.tags import tag_code
 from penstock.store.results import GetStatus
 
@@ -69,12 +70,16 @@ def test_asking_for_none_gives_one(ten):
     assert ten.store.get("T", 0, 0, 0).count == 1
 
 
-def test_one_answer_holds_at_most_32_messages(box):
+@pytest.mark.parametrize("queues", [1, 2])
+def test_one_answer_holds_as_many_messages_as_were_asked_for(box, queues):
     store = box.open(commit_log_file_size=1 << 20, consume_queue_file_entries=1000)
-    for _ in range(100):
-        box.put()
+    for number in range(100 * queues):
+        box.put(queue_id=number % queues)
     box.flush()
-    assert outcome(store.get("T", 0, 0, 100)) == (GetStatus.FOUND, 32, 0, 100, 32)
+    assert outcome(store.get("T", 0, 0, 32)) == (GetStatus.FOUND, 32, 0, 100, 32)
+    found = store.get("T", 0, 20, 70)
+    assert outcome(found) == (GetStatus.FOUND, 90, 0, 100, 70)
+    assert [r.queue_offset for r in split_records(b"".join(found.parts))] == list(range(20, 90))
 
 
 def test_one_answer_holds_at_most_256_kib_but_always_one_message(box):

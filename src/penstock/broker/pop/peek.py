@@ -46,7 +46,8 @@ class Peeks:
             start = frontier.look(group, name, queue_id)
             rest += max(0, broker.store.max_offset(name, queue_id) - start)
             if count < header.max_msg_nums and size < limits.POP_MAX_BYTES:
-                result = broker.store.get(name, queue_id, start, header.max_msg_nums - count)
+                most = min(header.max_msg_nums - count, limits.PULL_MAX_MESSAGES)
+                result = broker.store.get(name, queue_id, start, most)
                 parts += result.parts
                 count += result.count
                 size += result.bytes

@@ -11,7 +11,10 @@ _quote = msgspec.json.Encoder().encode
 
 
 class PullHeader(RpcHeader):
-    """PULL_MESSAGE and LITE_PULL_MESSAGE."""
+    """PULL_MESSAGE and LITE_PULL_MESSAGE.
+
+    `bulk` is ours and means nothing to other brokers: the reader takes answers as large as it asks for.
+    """
 
     consumer_group: str
     topic: str
@@ -27,9 +30,14 @@ class PullHeader(RpcHeader):
     max_msg_bytes: I32 | None = None
     request_source: I32 | None = None
     proxy_forward_client_id: str | None = field(default=None, name="proxyFrowardClientId")
+    bulk: bool | None = None
 
     def json_ext(self) -> bytes:
-        if self.request_source is not None or self.proxy_forward_client_id is not None:
+        if (
+            self.bulk is not None
+            or self.request_source is not None
+            or self.proxy_forward_client_id is not None
+        ):
             return super().json_ext()
         broker, expression, kind = self.broker_name, self.subscription, self.expression_type
         most = self.max_msg_bytes
@@ -251,15 +259,15 @@ class PopResponseHeader(HeaderStruct):
         ):
             return super().json_ext()
         return (
-            b'{"popTime":"%d","invisibleTime":"%d","reviveQid":"%d","restNum":"%d","startOffsetInfo":"%b",'
-            b'"msgOffsetInfo":"%b"}'
+            b'{"popTime":"%d","invisibleTime":"%d","reviveQid":"%d","restNum":"%d","startOffsetInfo":%b,'
+            b'"msgOffsetInfo":%b}'
             % (
                 self.pop_time,
                 self.invisible_time,
                 self.revive_qid,
                 self.rest_num,
-                self.start_offset_info.encode(),  # digits, spaces, commas and semicolons
-                self.msg_offset_info.encode(),
+                _quote(self.start_offset_info),
+                _quote(self.msg_offset_info),
             )
         )
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock import ConsumeFrom, Message, OrderlyStatus, Producer, PushConsumer, RetryLater
-from penstock.admin import AdminClient
+from penstock.admin import AdminClient, TopicSettings, set_consume_mode
 from penstock.client.config import Timings
 from penstock.errors import TopicNotFound
-from penstock.testing import RunningBroker
+from penstock.testing import RunningBroker, broker
 
 FIRST = ConsumeFrom.FIRST_OFFSET
 
@@ -201,3 +201,30 @@ async def test_the_order_holds_from_pull_to_pop_and_back(
         await producing
         await eventually(lambda: len(seen) == 320, seconds=20)
     assert by_key(seen) == {key: list(range(80)) for key in range(4)}
+
+
+async def test_what_is_lost_at_a_renewal_no_longer_counts_when_the_listener_has_returned(
+    topic: str, group: str, quick: Timings, eventually: Any
+) -> None:
+    """A reset ends the leases at our broker: neither the message that runs nor the one behind it may stay."""
+    with broker(flush="async") as ours:
+        async with AdminClient(ours.name_server) as admin:
+            await admin.create_topic(topic, TopicSettings(read_queues=1, write_queues=1))
+            await set_consume_mode(admin, topic, group, "POP", 0)
+            async with Producer(ours.name_server) as producer:
+                await producer.send_many([Message(topic, b"1"), Message(topic, b"2")])
+            begun, go_on = asyncio.Event(), asyncio.Event()
+            popper = make(ours, group, quick, pop_invisible_ms=1_000)
+
+            @popper.on(topic)
+            async def wait(message: Any) -> None:
+                begun.set()
+                await go_on.wait()
+
+            async with popper:
+                await asyncio.wait_for(begun.wait(), 30)
+                await admin.reset_offset(group, topic, -1)
+                await asyncio.sleep(1.5)
+                go_on.set()
+                queues = popper.pop_service.queues.values()
+                await eventually(lambda: not any(queue.unacked for queue in queues))

@@ -383,6 +383,38 @@ async def test_a_consumer_that_hangs_delays_only_what_it_holds(
             hung.set()
 
 
+async def test_a_consumer_that_hangs_takes_no_more_when_its_leases_have_ended(
+    server: RunningBroker, topic: str, set_mode: Any, consumer: Any, eventually: Any
+) -> None:
+    """It has workers left, but what comes again would only hang as well."""
+    await set_mode("POP", queues=1)
+    await put(server, topic, *numbers(2))
+    held: list[bytes] = []
+    got: list[bytes] = []
+    hung = asyncio.Event()
+    stuck = consumer(pop_invisible_ms=1_000, pop_renew=False, consume_threads=8, pop_threshold=1)
+    alive = consumer()
+
+    @stuck.on(topic)
+    async def hang(message: Any) -> None:
+        held.append(message.body)
+        await hung.wait()
+
+    @alive.on(topic)
+    async def note(message: Any) -> None:
+        got.append(message.body)
+
+    async with stuck:
+        await eventually(lambda: len(held) == 2)
+        await asyncio.sleep(2.5)
+        assert len(held) == 2
+        async with alive:
+            await eventually(lambda: sorted(got) == numbers(2))
+        hung.set()
+        await put(server, topic, b"later")
+        await eventually(lambda: b"later" in held)
+
+
 @pytest.mark.behaviour("POP-14")
 async def test_more_consumers_than_queues_all_get_work(
     server: RunningBroker, topic: str, set_mode: Any, consumer: Any, eventually: Any
@@ -460,7 +492,7 @@ async def test_a_stop_lets_listeners_end_and_gives_the_rest_back_at_once(
         rest.append((message.body, message.reconsume_times))
 
     async with second:
-        await eventually(lambda: len(rest) == 20 - len(ended), seconds=3)
+        await eventually(lambda: len(rest) == 20 - len(ended), seconds=getattr(server, "give_back_s", 3))
     assert sorted([body for body, _ in rest] + ended) == sorted(numbers(20))
     assert {times for _, times in rest} == {0}
 

@@ -7,21 +7,25 @@ from collections.abc import Sequence
 
 from penstock.client.listener import ALL_ACKED, ConsumeContext, ConsumeStatus, RetryLater, ReturnType
 from penstock.client.listener_job import ListenerJob, ListenerService
+from penstock.client.pop_queue import PopQueue
+from penstock.client.process_queue import ProcessQueue
 from penstock.client.pulled import PulledMessage
-from penstock.message.queue import MessageQueue
 
 log = logging.getLogger("penstock.client")
 
 
 class ConcurrentJob(ConsumeContext, ListenerJob):
-    """One call, and the context that the listener sees of it."""
+    """One call, and the context that the listener sees of it. `source` is where the messages wait."""
 
-    __slots__ = ("messages", "return_type", "service", "spent_ms", "status")
+    __slots__ = ("messages", "return_type", "service", "source", "spent_ms", "status")
+
+    source: ProcessQueue | PopQueue
 
     def __init__(
-        self, service: ListenerService, queue: MessageQueue, messages: Sequence[PulledMessage]
+        self, service: ListenerService, source: ProcessQueue | PopQueue, messages: Sequence[PulledMessage]
     ) -> None:
-        self.queue = queue
+        self.source = source
+        self.queue = source.queue
         self.ack_index = ALL_ACKED
         self.delay_level = 0
         self.service = service

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from penstock.client.concurrent_job import ConcurrentJob
@@ -31,16 +32,12 @@ CLEAN_AT_ONCE = 16
 class PullJob(ConcurrentJob):
     """A call with messages of a process queue."""
 
-    __slots__ = ("process_queue",)
+    __slots__ = ()
 
-    def __init__(
-        self, service: ConsumeConcurrently, process_queue: ProcessQueue, messages: Sequence[PulledMessage]
-    ) -> None:
-        super().__init__(service, process_queue.queue, messages)
-        self.process_queue = process_queue
+    source: ProcessQueue
 
     def may_begin(self) -> bool:
-        return not (self.process_queue.dropped or self.service.stopping)
+        return not (self.source.dropped or self.service.stopping)
 
 
 class _Done:
@@ -85,19 +82,27 @@ class ConsumeConcurrently:
         """`dispatch` is for orderly consumption; here every message is handed out as it comes."""
         if self.stopping:
             return
-        topic = process_queue.queue.topic
+        topic, batch = process_queue.queue.topic, self._batch
         retried = is_retry_topic(topic)
         if retried:
             restore_topics(messages, self._settings.group)
-        is_async = self.listeners.is_async(topic)
-        batch, submit = self._batch, self.pool.submit
-        for start in range(0, len(messages), batch):
-            chunk = messages[start : start + batch]
-            if retried:
-                is_async = self.listeners.is_async(chunk[0].topic)
-            if not submit(PullJob(self, process_queue, chunk), is_async=is_async):
-                self._submit_later(process_queue, messages[start:])
+        jobs = [
+            PullJob(self, process_queue, messages[start : start + batch])
+            for start in range(0, len(messages), batch)
+        ]
+        done = 0
+        # Retried messages are of any topic, and each topic may have a handler of its own kind.
+        kinds = groupby(jobs, self._is_async) if retried else [(self.listeners.is_async(topic), jobs)]
+        for is_async, kind in kinds:
+            wanted = list(kind)
+            taken = self.pool.submit(wanted, is_async=is_async)
+            done += taken
+            if taken < len(wanted):
+                self._submit_later(process_queue, messages[done * batch :])
                 return
+
+    def _is_async(self, job: PullJob) -> bool:
+        return self.listeners.is_async(job.messages[0].topic)
 
     def _submit_later(self, process_queue: ProcessQueue, messages: Sequence[PulledMessage]) -> None:
         delay_ms = self._settings.timings.resubmit_ms
@@ -120,7 +125,7 @@ class ConsumeConcurrently:
         done: dict[ProcessQueue, _Done] = {}
         for job in jobs:
             assert isinstance(job, PullJob)
-            process_queue = job.process_queue
+            process_queue = job.source
             # A dropped queue belongs to somebody else by now, who gets these messages again.
             if process_queue.dropped or job.return_type is None:
                 continue
@@ -143,10 +148,10 @@ class ConsumeConcurrently:
         """Some or all messages of the job failed: those after its ack index."""
         acked = max(0, job.ack_index + 1) if job.status is ConsumeStatus.SUCCESS else 0
         failed = len(job.messages) - acked
-        job.process_queue.stats.consume_failed.add(failed)
+        job.source.stats.consume_failed.add(failed)
         if self._broadcasting:
             log.warning("%d message(s) of %s failed; broadcasting does not retry", failed, job.queue)
-            self._commit(job.process_queue, job.messages[acked:])
+            self._commit(job.source, job.messages[acked:])
             entry.messages += job.messages[:acked]
             return
         entry.messages += job.messages[:acked]
@@ -160,7 +165,7 @@ class ConsumeConcurrently:
             self._consumer.offset_store.update(process_queue.queue, offset, increase_only=True)
 
     async def _send_failed_back(self, job: PullJob, failed: Sequence[PulledMessage]) -> None:
-        process_queue = job.process_queue
+        process_queue = job.source
         kept: list[PulledMessage] = []
         for message in failed:
             if not process_queue.holds(message):  # the cleaner sent it back already

@@ -112,7 +112,7 @@ class ConsumeOrderly:
         job = PullOrderlyJob(self, process_queue, messages)
         process_queue.listener_done = asyncio.Event()
         self._running[queue] = process_queue
-        if not self.pool.submit(job, is_async=self.listeners.is_async(messages[0].topic)):
+        if not self.pool.submit([job], is_async=self.listeners.is_async(messages[0].topic)):
             self._ended(process_queue)
             process_queue.again(messages)
             self._step_later(process_queue, self._timings.resubmit_ms)

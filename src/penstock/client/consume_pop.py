@@ -28,16 +28,14 @@ DEAD_LETTER_LEVEL: Final = -1
 class PopJob(ConcurrentJob):
     """A call with messages of one pop."""
 
-    __slots__ = ("consumption", "pop_queue", "popped")
+    __slots__ = ()
 
-    def __init__(self, service: ConsumePop, pop_queue: PopQueue, messages: Sequence[PoppedMessage]) -> None:
-        super().__init__(service, pop_queue.queue, messages)
-        self.consumption = service
-        self.pop_queue = pop_queue
-        self.popped = messages
+    service: ConsumePop
+    source: PopQueue
+    messages: Sequence[PoppedMessage]
 
     def may_begin(self) -> bool:
-        return self.consumption.may_begin(self.popped)
+        return self.service.may_begin(self.messages)
 
 
 class ConsumePop(PopConsumption):
@@ -48,16 +46,16 @@ class ConsumePop(PopConsumption):
         return bool(message.started) and (now - message.started) * 1000 < self.timeout_ms
 
     def _hand_out(self, pop_queue: PopQueue, messages: Sequence[PoppedMessage]) -> None:
-        is_async = self.listeners.is_async(pop_queue.queue.topic)
-        submit, batch = self._consumer.pool.submit, self._batch
-        for start in range(0, len(messages), batch):
-            job = PopJob(self, pop_queue, messages[start : start + batch])
-            if not submit(job, is_async=is_async):
-                rest = messages[start:]
-                delay_ms = self._settings.timings.resubmit_ms
-                log.info("%d popped message(s) are handed to listeners in %d ms", len(rest), delay_ms)
-                self.loop.call_later(delay_ms / 1000, self._hand_out_rest, pop_queue, rest)
-                return
+        is_async, batch = self.listeners.is_async(pop_queue.queue.topic), self._batch
+        jobs = [
+            PopJob(self, pop_queue, messages[start : start + batch])
+            for start in range(0, len(messages), batch)
+        ]
+        rest = messages[self._consumer.pool.submit(jobs, is_async=is_async) * batch :]
+        if rest:
+            delay_ms = self._settings.timings.resubmit_ms
+            log.info("%d popped message(s) are handed to listeners in %d ms", len(rest), delay_ms)
+            self.loop.call_later(delay_ms / 1000, self._hand_out_rest, pop_queue, rest)
 
     def _hand_out_rest(self, pop_queue: PopQueue, messages: Sequence[PoppedMessage]) -> None:
         if not self.stopping:
@@ -70,20 +68,20 @@ class ConsumePop(PopConsumption):
             assert isinstance(job, PopJob)
             if job.return_type is None:
                 # The consumer stops, or a lease was over before the turn of its message came.
-                for message in job.popped:
+                for message in job.messages:
                     if not message.lost:
                         self.keeper.give_back(message)
                 continue
-            spent.setdefault(job.pop_queue.stats, []).append(job.spent_ms)
-            count = len(job.popped)
+            spent.setdefault(job.source.stats, []).append(job.spent_ms)
+            count = len(job.messages)
             good = min(count, max(0, job.ack_index + 1)) if job.status is ConsumeStatus.SUCCESS else 0
-            job.pop_queue.stats.consume_ok.add(good)
+            job.source.stats.consume_ok.add(good)
             if good == count:
-                acked += job.popped
+                acked += job.messages
                 continue
-            acked += job.popped[:good]
-            job.pop_queue.stats.consume_failed.add(count - good)
-            for message in self._still_ours(job.popped[good:]):
+            acked += job.messages[:good]
+            job.source.stats.consume_failed.add(count - good)
+            for message in self._still_ours(job.messages[good:]):
                 self._consumer.spawn(self._failed(message, job.delay_level))
         for stats, times_ms in spent.items():
             stats.consume_rt.add(sum(times_ms), len(times_ms))

@@ -96,7 +96,7 @@ class ConsumePopOrderly(PopConsumption):
         chain.moved = self.loop.time()
         job = PopOrderlyJob(self, chain, batch)
         self._running.add(chain.queue)
-        if not self._consumer.pool.submit(job, is_async=self.listeners.is_async(batch[0].topic)):
+        if not self._consumer.pool.submit([job], is_async=self.listeners.is_async(batch[0].topic)):
             self._running.discard(chain.queue)
             delay_ms = self._settings.timings.resubmit_ms
             self.loop.call_later(delay_ms / 1000, self._step, chain.queue)

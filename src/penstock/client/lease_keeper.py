@@ -43,7 +43,7 @@ class LeaseKeeper:
         self._invisible_ms = consumer.settings.pop_invisible_ms
         self._renews = consumer.settings.pop_renew
         self.open: set[PoppedMessage] = set()
-        """Messages that are neither acked, put off nor lost."""
+        """Messages that are neither acked nor put off, and lost only while their listener runs."""
         self._working: set[asyncio.Task[None]] = set()
 
     def settle(self, *messages: PoppedMessage) -> None:
@@ -71,12 +71,11 @@ class LeaseKeeper:
     def _look(self) -> None:
         now = self._consumer.instance.loop.time()
         for message in list(self.open):
-            if message.changing is not None or message.lost:  # what is lost is being given back
+            if message.changing is not None or message.lost:  # being given back, or its listener still runs
                 continue
             left_ms = (message.deadline - now) * 1000
             if left_ms <= 0:
-                message.lost = True
-                self.settle(message)
+                self._lost(message)
                 log.info("the lease of message %s has ended, it comes again", message.message_id)
             elif self._in_use(message, now):
                 if self._renews and left_ms < RENEW_BELOW * self._invisible_ms:
@@ -84,11 +83,17 @@ class LeaseKeeper:
             elif not message.started and left_ms < GIVE_BACK_BELOW * self._invisible_ms:
                 self.give_back(message)
 
+    def _lost(self, message: PoppedMessage) -> None:
+        """With a listener it counts until that returns: a consumer that hangs takes no more."""
+        message.lost = True
+        if not message.started:
+            self.settle(message)
+
     async def _renew(self, message: PoppedMessage) -> None:
         try:
             await self._leases.change(message, self._invisible_ms)
         except LeaseLost:
-            self.settle(message)
+            self._lost(message)
             log.warning("message %s was lost while a listener works on it", message.message_id)
         except PenstockError as error:
             log.info("the lease of message %s not extended yet: %s", message.message_id, error)

@@ -19,7 +19,7 @@ class PopQueue:
         self.dropped = False
         """Nothing more is popped for it; what is here is still consumed, its leases are ours."""
         self.unacked = 0
-        """Messages popped and neither acked, put off nor lost."""
+        """Messages popped that are not done with: neither acked nor put off, or still with a listener."""
         self.last_pop_ms = now_ms
         self._change: asyncio.Future[None] | None = None
 

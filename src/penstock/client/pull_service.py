@@ -47,7 +47,7 @@ class PullService:
 
     def put(self, request: PullRequest) -> None:
         if not self._stopped:
-            self._instance.loop.call_soon(self._take, request)
+            self._instance.loop.call_soon(self.take, request)
 
     def put_later(self, request: PullRequest, delay_ms: int, *, or_room_at: int | None = None) -> None:
         """After the delay; with `or_room_at` already when no more than so many messages are cached: quick
@@ -69,7 +69,8 @@ class PullService:
             process_queue.room_at = or_room_at
             process_queue.on_room = again
 
-    def _take(self, request: PullRequest) -> None:
+    def take(self, request: PullRequest) -> None:
+        """Pulls now."""
         if self._stopped:
             return
         consumer = self._instance.consumers.get(request.group)

@@ -281,8 +281,12 @@ class Puller:
             )
         stats.pull_messages.add(len(messages))
         dispatch = request.process_queue.put(messages, result.max_offset)
+        # First the next pull, then the listeners: the broker works on it meanwhile.
+        if self._settings.pull_interval_ms > 0:
+            self._service.put_later(request, self._settings.pull_interval_ms)
+        else:
+            self._service.take(request)
         self._consumer.consume_service.submit(request.process_queue, messages, dispatch=dispatch)
-        self._service.put_later(request, self._settings.pull_interval_ms)
 
     def _messages(
         self, queue: MessageQueue, result: PullResult, subscription: SubscriptionData

@@ -14,7 +14,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Protocol, cast
 
 from penstock.errors import WrongState
@@ -69,6 +71,7 @@ class WorkerPool:
         self._spread_due = False
         self._wake_next = 1
         # threads
+        self._wake_due = False
         self._jobs: deque[Job] = deque()
         self._threads = 0
         self._leave: deque[None] = deque()
@@ -94,23 +97,28 @@ class WorkerPool:
         """Jobs given and not yet reported as done."""
         return self._outstanding
 
-    def submit(self, job: Job, *, is_async: bool) -> bool:
-        """False when the pool is full or stopped; the caller keeps the job."""
-        if self._outstanding >= self._backlog or self._stopped:
-            return False
-        self._outstanding += 1
+    def submit(self, jobs: Sequence[Job], *, is_async: bool) -> int:
+        """How many were taken: not all when the pool is full, none when it is stopped. The caller keeps the
+        others."""
+        room = 0 if self._stopped else self._backlog - self._outstanding
+        if room < len(jobs):
+            jobs = jobs[: max(0, room)]
+        if not jobs:
+            return 0
+        self._outstanding += len(jobs)
         if is_async:
-            self._waiting.append(job)
+            self._waiting += jobs
             if not self._tasks:
                 self._add_task()
         else:
-            self._jobs.append(job)
-            if not self._waking:
-                self._wake()
+            self._jobs += jobs
+            if not self._wake_due:
+                self._wake_due = True
+                self._loop.call_soon(self._wake_first)
         if not self._spread_due:
             self._spread_due = True
             self._loop.call_later(SPREAD_S, self._spread)
-        return True
+        return len(jobs)
 
     def _spread(self) -> None:
         """Wakes more workers while jobs wait longer than those that are awake need for them."""
@@ -127,6 +135,13 @@ class WorkerPool:
         self._loop.call_later(SPREAD_S, self._spread)
 
     # ---- threads ------------------------------------------------------------------------------------
+
+    def _wake_first(self) -> None:
+        """Not before the loop has done what it has to do now: two threads that both want to run slow each
+        other down, and a request that the loop is about to write keeps the broker busy meanwhile."""
+        self._wake_due = False
+        if self._jobs and not self._waking:
+            self._wake()
 
     def _wake(self) -> None:
         if not self._rouse() and self._threads < self._size:
@@ -263,8 +278,5 @@ class WorkerPool:
 
 def report_to_services(jobs: list[Job]) -> None:
     """For a pool that several services share: each learns of its own jobs."""
-    by_service: dict[JobService, list[Job]] = {}
-    for job in jobs:
-        by_service.setdefault(cast("ServedJob", job).service, []).append(job)
-    for service, done in by_service.items():
-        service.finished(done)
+    for service, done in groupby(cast("list[ServedJob]", jobs), attrgetter("service")):
+        service.finished(list(done))

@@ -44,7 +44,7 @@ def test_every_job_is_reported_once_on_the_loop(is_async: bool) -> None:
         pool, batches = make()
         jobs = [Work() for _ in range(500)]
         for job in jobs:
-            assert pool.submit(job, is_async=is_async)
+            assert pool.submit([job], is_async=is_async)
         assert await pool.drain(5_000) == 0
         done = [job for batch in batches for job in batch]
         assert sorted(map(id, done)) == sorted(map(id, jobs))
@@ -81,7 +81,7 @@ def test_no_more_jobs_run_at_once_than_the_pool_has_workers(is_async: bool) -> N
     async def main() -> None:
         pool, _ = make(size=3)
         for _ in range(30):
-            pool.submit(Work(waiting if is_async else plain), is_async=is_async)
+            pool.submit([Work(waiting if is_async else plain)], is_async=is_async)
         assert await pool.drain(5_000) == 0
         pool.stop()
 
@@ -95,7 +95,7 @@ def test_jobs_that_take_their_time_get_every_worker() -> None:
     async def main() -> None:
         pool, _ = make(size=20)
         for _ in range(40):
-            pool.submit(Work(lambda: met.wait(10)), is_async=False)
+            pool.submit([Work(lambda: met.wait(10))], is_async=False)
         assert await pool.drain(10_000) == 0
         pool.stop()
 
@@ -107,7 +107,7 @@ def test_quick_jobs_do_not_wake_every_worker() -> None:
     async def main() -> None:
         pool, _ = make(size=20, name="quick")
         for _ in range(50):
-            pool.submit(Work(), is_async=False)
+            pool.submit([Work()], is_async=False)
             assert await pool.drain(5_000) == 0
         assert len(threads_of("quick")) < 5
         pool.stop()
@@ -119,16 +119,15 @@ def test_a_full_pool_refuses_and_a_stopped_one_too() -> None:
     async def main() -> None:
         pool, _ = make(size=1, backlog=2)
         release = threading.Event()
-        assert pool.submit(Work(release.wait), is_async=False)
-        assert pool.submit(Work(), is_async=False)
-        assert not pool.submit(Work(), is_async=False)
+        assert pool.submit([Work(release.wait), Work(), Work()], is_async=False) == 2
+        assert pool.submit([Work()], is_async=False) == 0
         assert pool.outstanding == 2
         release.set()
         assert await pool.drain(5_000) == 0
-        assert pool.submit(Work(), is_async=False)
+        assert pool.submit([Work()], is_async=False) == 1
         await pool.drain(5_000)
         pool.stop()
-        assert not pool.submit(Work(), is_async=False)
+        assert pool.submit([Work()], is_async=False) == 0
 
     asyncio.run(main())
 
@@ -137,7 +136,7 @@ def test_drain_says_how_many_jobs_did_not_end_in_time() -> None:
     async def main() -> None:
         pool, _ = make(size=1)
         release = threading.Event()
-        pool.submit(Work(release.wait), is_async=False)
+        pool.submit([Work(release.wait)], is_async=False)
         assert await pool.drain(30) == 1
         release.set()
         assert await pool.drain(5_000) == 0
@@ -153,7 +152,7 @@ def test_jobs_given_while_the_last_tasks_end_are_not_forgotten() -> None:
         pool, batches = make(size=2)
         for _ in range(200):
             for _ in range(2):
-                pool.submit(Work(), is_async=True)
+                pool.submit([Work()], is_async=True)
             await asyncio.sleep(0)
         assert await pool.drain(1_000) == 0
         assert sum(map(len, batches)) == 400
@@ -173,7 +172,7 @@ def test_a_coroutine_that_never_waits_does_not_starve_the_loop() -> None:
 
         ticker = asyncio.ensure_future(tick())
         for _ in range(1_000):
-            pool.submit(Work(), is_async=True)
+            pool.submit([Work()], is_async=True)
         await pool.drain(5_000)
         ticker.cancel()
         assert turns[0] >= 10
@@ -187,9 +186,9 @@ def test_an_error_in_handling_results_does_not_stop_the_pool(caplog: pytest.LogC
             raise RuntimeError("a bug")
 
         pool = WorkerPool("pool", 1, 10, broken, asyncio.get_running_loop())
-        pool.submit(Work(), is_async=False)
+        pool.submit([Work()], is_async=False)
         assert await pool.drain(5_000) == 0
-        pool.submit(Work(), is_async=False)
+        pool.submit([Work()], is_async=False)
         assert await pool.drain(5_000) == 0
         pool.stop()
 
@@ -201,13 +200,13 @@ def test_a_smaller_pool_lets_its_surplus_threads_go() -> None:
     async def main() -> list[threading.Thread]:
         pool, _ = make(size=4, name="shrinking")
         for _ in range(20):
-            pool.submit(Work(lambda: time.sleep(0.002)), is_async=False)
+            pool.submit([Work(lambda: time.sleep(0.002))], is_async=False)
         await pool.drain(5_000)
         threads = threads_of("shrinking")
         assert len(threads) == 4
         pool.resize(1)
         for _ in range(5):
-            pool.submit(Work(), is_async=False)
+            pool.submit([Work()], is_async=False)
         await pool.drain(5_000)
         for _ in range(500):
             alive = [thread for thread in threads if thread.is_alive()]
@@ -221,11 +220,12 @@ def test_a_smaller_pool_lets_its_surplus_threads_go() -> None:
 
 
 def test_a_listener_that_outlives_its_loop_ends_quietly() -> None:
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     async def main() -> list[threading.Thread]:
         pool, _ = make(size=1, name="outliving")
-        pool.submit(Work(release.wait), is_async=False)
+        pool.submit([Work(lambda: (begun.set(), release.wait()))], is_async=False)
+        await asyncio.to_thread(begun.wait, 10)
         return threads_of("outliving")
 
     threads = asyncio.run(main())

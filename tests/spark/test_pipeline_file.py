@@ -9,6 +9,7 @@ import pytest
 from penstock.cli import main
 from penstock.errors import InvalidArgument
 from penstock.spark.pipeline.config import Archive, Pipeline, Replay, load
+from penstock.spark.pipeline.state import claimed
 
 ARCHIVE = """
 [jobs.lake]
@@ -116,3 +117,17 @@ def test_a_file_that_is_not_there(tmp_path, capsys):
 def test_the_status_of_a_pipeline_that_never_ran(tmp_path, capsys):
     assert main(["pipeline", "status", str(write(tmp_path, ARCHIVE))]) == 1
     assert "the pipeline has not been run yet" in capsys.readouterr().err
+
+
+def test_a_second_run_on_the_same_checkpoints_is_refused(tmp_path, capsys):
+    file = write(tmp_path, ARCHIVE)
+    with claimed(tmp_path / "state"):
+        assert main(["pipeline", "run", str(file)]) == 1
+    assert f"another run uses the checkpoints in {tmp_path / 'state'}" in capsys.readouterr().err
+    with claimed(tmp_path / "state"):  # the first one has ended
+        pass
+
+
+def test_checkpoints_elsewhere_are_not_on_this_machine(tmp_path):
+    assert parse(tmp_path, ARCHIVE).local_state == tmp_path / "state"
+    assert parse(tmp_path, f'state = "s3a://bucket/state"\n{ARCHIVE}').local_state is None

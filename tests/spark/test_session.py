@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import MissingExtra
-from penstock.spark.spark_session import default_config, find_java, java_version, wrap_java
+from penstock.spark.spark_session import (
+    CHECKPOINT_MANAGER,
+    FILE_SYSTEM_MANAGER,
+    default_config,
+    find_java,
+    java_version,
+    wrap_java,
+)
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -82,3 +89,5 @@ def test_settings_say_what_the_source_needs() -> None:
     assert settings["spark.sql.session.timeZone"] == "UTC"
     assert settings["spark.driver.memory"] == "2g"
     assert settings["spark.ui.enabled"] == "false"
+    assert CHECKPOINT_MANAGER not in settings
+    assert default_config(local_checkpoints=True)[CHECKPOINT_MANAGER] == FILE_SYSTEM_MANAGER

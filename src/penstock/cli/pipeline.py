@@ -75,6 +75,15 @@ def _load(file: Path, name_server: str | None = None) -> Pipeline:
 
 def _run(options: argparse.Namespace) -> int:
     pipeline = _load(options.file, options.name_server)
+    from penstock.spark.pipeline.state import claimed
+
+    if pipeline.local_state is None:
+        return _run_jobs(pipeline, options)
+    with claimed(pipeline.local_state):
+        return _run_jobs(pipeline, options)
+
+
+def _run_jobs(pipeline: Pipeline, options: argparse.Namespace) -> int:
     # Spark comes last: mistakes in the file should show in a second, not in ten.
     from penstock.cli.pipeline_display import Display
     from penstock.spark import session
@@ -87,6 +96,7 @@ def _run(options: argparse.Namespace) -> int:
         pipeline.name,
         master=options.master or pipeline.spark.master,
         memory=pipeline.spark.memory,
+        local_checkpoints=pipeline.local_state is not None,
         config={"spark.log.level": "OFF"} | option_texts(pipeline.spark.config),
     )
     runner = Runner(spark, pipeline, once=options.once, on_change=display.show)

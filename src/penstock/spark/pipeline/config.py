@@ -213,11 +213,15 @@ class Pipeline(Struct, frozen=True):
         return self.path(self.state)
 
     @property
+    def local_state(self) -> Path | None:
+        """The folder of the checkpoints; None where those are not on this machine."""
+        return None if _URI.match(self.state) else self.folder / self.state
+
+    @property
     def status_file(self) -> Path:
         """Beside the checkpoints, or beside the file where those are not on this machine."""
-        if _URI.match(self.state):
-            return self.folder / f"{self.name}.status.json"
-        return self.folder / self.state / "status.json"
+        local = self.local_state
+        return local / "status.json" if local is not None else self.folder / f"{self.name}.status.json"
 
     def group(self, job: str) -> str:
         """Where lag displays find the progress of a job."""

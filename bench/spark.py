@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,13 +64,13 @@ def run_part(part: str, scale: float, runs: int) -> PartResult:
         command += ["--scale", str(scale), "--runs", str(runs)]
         # Spark's Python workers import the data sources by name.
         path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-        try:
-            done = subprocess.run(
-                command, env=os.environ | {"PYTHONPATH": path}, timeout=LONGEST_PART_S, check=False
-            )
-            complete = done.returncode == 0
-        except subprocess.TimeoutExpired:
-            complete = False
+        with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}) as process:
+            try:
+                complete = process.wait(LONGEST_PART_S) == 0
+            except subprocess.TimeoutExpired:
+                complete = False
+            finally:
+                process.terminate()  # its session and its broker end with it
         figures = read_figures(folder / "figures")
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     took = time.monotonic() - began
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--parts", choices=PARTS, nargs="+", default=list(PARTS), help="default: all")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "spark")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part that runs is ended, too
     kept, table = options.results.with_suffix(".json"), options.results.with_suffix(".txt")
     results = load_results(kept)
     for part in options.parts:

@@ -13,6 +13,7 @@ from penstock import ConsumeFrom, ConsumeStatus, MessageModel, MessageQueue, Pus
 from penstock.client.api import PullFlag
 from penstock.client.config import Timings
 from penstock.client.pull_service import PullRequest
+from penstock.message.record import MAGIC_V1
 from penstock.wire.bodies import SubscriptionData
 from penstock.wire.codes import RequestCode, ResponseCode
 
@@ -397,11 +398,44 @@ async def test_an_answer_that_comes_after_the_queue_was_given_up_is_not_consumed
             process_queue = consumer.rebalancer.queues[MessageQueue(topic, "b1", 0)]
             process_queue.dropped = True
             held[0].peer.send(cluster.pulled(held[0], offsets=[0]))
-            await eventually(lambda: process_queue.count)
+            await eventually(lambda: process_queue.stats.pull_rt.times)
             consumer.pull(PullRequest("g", MessageQueue(topic, "b1", 0), process_queue, 1))
             await asyncio.sleep(0.05)
+            assert not process_queue.count
             assert "1" not in [request.ext["queueOffset"] for request in held]
             assert not got
+
+
+async def test_messages_of_a_damaged_answer_come_again(
+    cluster: Any, topic: str, quick: Timings, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next pull has left before the damage is seen; its answer counts no more."""
+    got: list[int] = []
+    damaged: list[bytes] = []
+
+    def listener(messages: Any, context: Any) -> ConsumeStatus:
+        got.extend(message.queue_offset for message in messages)
+        return ConsumeStatus.SUCCESS
+
+    def answer(request: Any) -> bytes | None:
+        offset = int(request.ext["queueOffset"])
+        if request.ext["topic"] != topic or offset >= 6:
+            return None
+        frame: bytes = cluster.pulled(request, offsets=list(range(offset, min(offset + 3, 6))))
+        if offset == 3 and not damaged:
+            damaged.append(frame)
+            return frame.replace(MAGIC_V1.to_bytes(4, "big"), bytes(4), 1)
+        return frame
+
+    async with cluster.running("b1"):
+        cluster.on(PULL, answer)
+        async with consumer_of(cluster, topic, quick, listener=listener) as consumer:
+            await eventually(lambda: "started anew" in caplog.text)
+            queue = MessageQueue(topic, "b1", 0)
+            assert (consumer.offset_store.memory(queue) or 0) <= 3
+            await eventually(lambda: consumer.offset_store.memory(queue) == 6)
+    assert set(got) == set(range(6))
+    assert "no message record" in caplog.text
 
 
 @pytest.mark.behaviour("PULL-19")

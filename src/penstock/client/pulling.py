@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from penstock.client.api import PullFlag, PullResult, PullStatus, parse_pull
 from penstock.client.config import MessageModel, PushSettings
 from penstock.client.filtering import by_hooks, by_tag
+from penstock.client.process_queue import ProcessQueue
 from penstock.client.pull_service import PullRequest
 from penstock.client.pulled import PulledMessage, PullInfo
 from penstock.client.remoting import Channel
 from penstock.client.routes import MASTER_ID, BrokerAddress
-from penstock.errors import BrokerNotFound, PenstockError, RequestTimeout, ServerError
+from penstock.errors import BrokerNotFound, CorruptRecord, PenstockError, RequestTimeout, ServerError
 from penstock.message.names import is_retry_topic
 from penstock.message.queue import MessageQueue
 from penstock.wire.bodies import SubscriptionData
@@ -259,16 +260,53 @@ class Puller:
     def _found(
         self, request: PullRequest, result: PullResult, subscription: SubscriptionData, began: float
     ) -> None:
-        queue = request.queue
+        loop = self._instance.loop
         asked = request.next_offset
         request.next_offset = result.next_offset
-        stats = self._consumer.stats.topic(queue.topic)
-        stats.pull_rt.add((self._instance.loop.time() - began) * 1000)
+        request.process_queue.stats.pull_rt.add((loop.time() - began) * 1000)
+        if self._settings.pull_interval_ms == 0 and self._has_room_behind(request.process_queue, result):
+            # The next pull has left before these messages are looked at: the broker works meanwhile.
+            self._service.take(request)
+            loop.call_soon(self._take_in, request, result, subscription, asked)
+        elif self._take_in(request, result, subscription, asked):
+            self._service.put_later(request, self._settings.pull_interval_ms)
+
+    def _has_room_behind(self, process_queue: ProcessQueue, result: PullResult) -> bool:
+        """Whether flow control lets another pull go even with this answer in the cache."""
+        first = process_queue.first_offset
+        return (
+            process_queue.count + self._settings.pull_batch <= self.threshold_messages
+            and (process_queue.cached_bytes + len(result.body)) // MIB <= self.threshold_mib
+            and (first is None or result.next_offset - first <= self._settings.max_span)
+        )
+
+    def _take_in(
+        self, request: PullRequest, result: PullResult, subscription: SubscriptionData, asked: int
+    ) -> bool:
+        """Caches what was found and hands it out; False if the queue is not to be pulled any more."""
+        process_queue = request.process_queue
+        if process_queue.dropped:
+            return False
+        try:
+            self._hand_on(request, result, subscription, asked)
+        except Exception as error:
+            if not isinstance(error, CorruptRecord):
+                log.exception("what was pulled from %s could not be handled", request.queue)
+            # Not from where it stands: these messages would be passed over.
+            lowest = min(process_queue.taken, default=process_queue.first_offset)
+            offset = asked if lowest is None else lowest
+            self._start_anew(request, offset, str(error), self._settings.timings.pull_error_ms)
+            return False
+        return True
+
+    def _hand_on(
+        self, request: PullRequest, result: PullResult, subscription: SubscriptionData, asked: int
+    ) -> None:
+        queue, process_queue = request.queue, request.process_queue
         messages = self._messages(queue, result, subscription)
         if not messages:
-            if not request.process_queue.count:
+            if not process_queue.count:
                 self._correct(request)
-            self._service.put(request)
             return
         first = messages[0].record.queue_offset
         if result.next_offset < asked or first < asked:
@@ -279,14 +317,9 @@ class Puller:
                 first,
                 result.next_offset,
             )
-        stats.pull_messages.add(len(messages))
-        dispatch = request.process_queue.put(messages, result.max_offset)
-        # First the next pull, then the listeners: the broker works on it meanwhile.
-        if self._settings.pull_interval_ms > 0:
-            self._service.put_later(request, self._settings.pull_interval_ms)
-        else:
-            self._service.take(request)
-        self._consumer.consume_service.submit(request.process_queue, messages, dispatch=dispatch)
+        process_queue.stats.pull_messages.add(len(messages))
+        dispatch = process_queue.put(messages, result.max_offset)
+        self._consumer.consume_service.submit(process_queue, messages, dispatch=dispatch)
 
     def _messages(
         self, queue: MessageQueue, result: PullResult, subscription: SubscriptionData
@@ -308,27 +341,22 @@ class Puller:
             self._consumer.offset_store.update(request.queue, request.next_offset, increase_only=True)
 
     def _offset_illegal(self, request: PullRequest, result: PullResult) -> None:
+        why = f"it has no offset {request.next_offset}"
+        self._start_anew(request, result.next_offset, why, self._settings.timings.offset_illegal_ms)
+
+    def _start_anew(self, request: PullRequest, offset: int, why: str, delay_ms: int) -> None:
         """The queue is dropped at once, so that nothing is committed; later the offset is repaired and the
         next rebalance starts the queue anew."""
-        asked = request.next_offset
-        request.next_offset = result.next_offset
         self._consumer.rebalancer.hold(request.process_queue)
-        delay_ms = self._settings.timings.offset_illegal_ms
-        log.warning(
-            "%s has no offset %d; it is started anew at %d in %d ms",
-            request.queue,
-            asked,
-            result.next_offset,
-            delay_ms,
-        )
-        self._instance.spawn(self._repair(request, delay_ms))
+        log.warning("%s is started anew at %d in %d ms: %s", request.queue, offset, delay_ms, why)
+        self._instance.spawn(self._repair(request, offset, delay_ms))
 
-    async def _repair(self, request: PullRequest, delay_ms: int) -> None:
+    async def _repair(self, request: PullRequest, offset: int, delay_ms: int) -> None:
         await asyncio.sleep(delay_ms / 1000)
         store, rebalancer = self._consumer.offset_store, self._consumer.rebalancer
         async with rebalancer.lock:
             if rebalancer.owns(request.process_queue):
-                store.freeze(request.queue, request.next_offset)
+                store.freeze(request.queue, offset)
                 await store.persist([request.queue])
                 await rebalancer.let_go(request.process_queue)
         self._instance.rebalance_service.wake()

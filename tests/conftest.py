@@ -49,6 +49,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
+        def remove_node(self, node: Any) -> str | None:
+            # Of a process that died the base class hands on every unit, also the finished ones. Each of
+            # those counts as work that the next process has but says nothing of: the run would never end.
+            units = self.assigned_work[node]
+            self.assigned_work[node] = {name: unit for name, unit in units.items() if not all(unit.values())}
+            return super().remove_node(node)
+
     return OneForSpark(config, log)
 
 

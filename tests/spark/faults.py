@@ -67,11 +67,12 @@ class Faults:
         for code in codes:
             self._exchange(code, make)
 
-    def ignore_first(self, code: int) -> Callable[[float], int]:
-        """Leaves the first request of a code without an answer; the result waits for it and gives the port
-        of the client that sent it."""
+    def ignore_first(self, code: int) -> Callable[[float], tuple[int, int]]:
+        """Leaves the first request of a code without an answer; the result waits for it and gives the ports
+        of the client that sent it and of the broker."""
         seen = threading.Event()
         ports: list[int] = []
+        own_port = int(self._running.address.rpartition(":")[2])
 
         def make(real: Handler) -> Handler:
             def ignore(peer: Peer, command: Command, now_ms: int) -> None:
@@ -85,19 +86,22 @@ class Faults:
 
         self._exchange(code, make)
 
-        def wait(timeout_s: float) -> int:
+        def wait(timeout_s: float) -> tuple[int, int]:
             assert seen.wait(timeout_s), f"no request {code} came"
-            return ports[0]
+            return ports[0], own_port
 
         return wait
 
 
-def pid_of_port(port: int) -> int:
-    """The process on this machine with a TCP connection from this port."""
+def pid_of_connection(local: int, remote: int) -> int:
+    """The process on this machine with a TCP connection between these ports, seen from its end.
+
+    Both are asked for: connections to other servers, of other processes, may come from the same local port.
+    """
     inodes = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if int(fields[1].split(":")[1], 16) == port:
+        if [int(field.split(":")[1], 16) for field in fields[1:3]] == [local, remote]:
             inodes.add(f"socket:[{fields[9]}]")
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -106,7 +110,7 @@ def pid_of_port(port: int) -> int:
                     return int(process.name)
             except OSError:
                 continue  # it ended, or this entry was closed
-    raise AssertionError(f"no process has port {port}")
+    raise AssertionError(f"no process has a connection from port {local} to {remote}")
 
 
 def kill(pid: int) -> None:

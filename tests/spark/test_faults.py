@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from faults import Faults, failed_tasks, kill, pid_of_port
+from faults import Faults, failed_tasks, kill, pid_of_connection
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StringType, StructField, StructType
@@ -91,8 +91,8 @@ def test_a_worker_killed_while_it_reads_is_replaced_and_the_rows_are_exact(
     topic = topics.new(1)
     topics.send(topic, 0, [b"x"] * 2000)
     frame = read(spark, topics, topic, maxPartitions="1").select("queueOffset")
-    port_of_reader = Faults(running).ignore_first(RequestCode.PULL_MESSAGE)
-    killer = threading.Thread(target=lambda: kill(pid_of_port(port_of_reader(60))))
+    reader = Faults(running).ignore_first(RequestCode.PULL_MESSAGE)
+    killer = threading.Thread(target=lambda: kill(pid_of_connection(*reader(60))))
     killer.start()
     rows = frame.collect()
     killer.join()

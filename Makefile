@@ -1,5 +1,5 @@
 # Every target sets up what it needs; the second run is quick.
-PYTHON ?= python3
+PYTHON ?= $(shell python3 tools/fastest_python.py)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -11,7 +11,7 @@ help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || (python="$(PYTHON)" && echo "$(VENV) is made by $$python" && "$$python" -m venv $(VENV))
 	@echo "installing into $(VENV) (the first time takes a few minutes)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,compression,spark,java,plots,delta,iceberg]'
 	@touch $@

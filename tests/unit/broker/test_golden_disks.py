@@ -19,7 +19,8 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "disk"
 def bench(tmp_path: Path, new_bench: Callable[..., Any]) -> Any:
     facts = json.loads((GOLDEN / "clean.json").read_text())
     with tarfile.open(GOLDEN / "clean.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
+        archive.extractall(tmp_path)
     (tmp_path / "clean").rename(tmp_path / "store")
     sizes = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum")
     return new_bench(**{key: str(facts["settings"][key]) for key in sizes})

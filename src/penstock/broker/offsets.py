@@ -60,6 +60,13 @@ class Offsets:
         queues = self.table.get(key)
         return queues.get(queue_id, -1) if queues is not None else -1
 
+    def begins(self, group: str, topic: str) -> Mapping[int, int]:
+        """queue id → what `query` tells, for those queues that have it."""
+        key = offset_key(topic, group)
+        committed = self.table.get(key, {})
+        pending = self._resets.get(key) if self._resets else None
+        return {**committed, **pending} if pending else committed
+
     def query_pulled(self, group: str, topic: str, queue_id: int) -> int:
         """Next offset of the group's last pull, -1 if it never pulled."""
         queues = self.pulled.get(offset_key(topic, group))

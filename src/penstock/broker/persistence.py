@@ -16,9 +16,9 @@ import functools
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -121,7 +121,9 @@ class OwnTable(Protocol):
     def load(self, saved: bytes) -> None:
         """Raises ValueError and changes nothing if the content is not this table's."""
 
-    def snapshot(self) -> bytes: ...
+    def snapshot(self) -> Iterator[bytes]:
+        """In portions, each made quickly. What changes between two of them may be in it or not: the journal
+        tells of it, and its entries are all replayed."""
 
     def replay(self, kind: int, payload: bytes) -> bool: ...
 
@@ -170,8 +172,7 @@ class Persistence:
     def tick(self, now_ms: int) -> None:
         if self._save is not None:
             if not self._save.started:
-                if self._store.durable >= self._continued_at:
-                    self._start(self._save)
+                self._prepare(self._save)
                 return
             if not self._save.finished:
                 return
@@ -203,40 +204,50 @@ class Persistence:
 
     def _catch_up(self, now_ms: int) -> None:
         """Saves at once: so no entry comes between the snapshot and the generation that continues it."""
-        files = self._render(self._tables)
-        save = _Save(files)
+        save = self._render(self._tables)
         save.run()
         if save.error is not None:
             log.error("the tables could not be saved: %s", save.error)
             self._last_save_ms = now_ms
             return
         self._behind = False
-        self._continue(files)
+        self._continue(save)
 
     def _take(self, tables: Sequence[Table]) -> _Save:
-        files = self._render(tables)
-        self._continue(files)
-        return _Save(files)
+        save = self._render(tables)
+        self._continue(save)
+        return save
 
-    def _render(self, tables: Sequence[Table]) -> list[_File]:
-        files: list[_File] = []
+    def _render(self, tables: Sequence[Table]) -> _Save:
+        """Tables of our own may be large and are not copied yet."""
+        save = _Save()
         for table in tables:
             table.dirty = False
             content = table.snapshot()
-            if isinstance(content, bytes):
-                files.append((self._own_files, table.file_name, content))
+            if isinstance(content, dict):
+                data = render_config(content)
+                save.files.append(_File(self._store.config, table.file_name, [data], iter(())))
             else:
-                files.append((self._store.config, table.file_name, render_config(content)))
-        self._saved_bytes = sum(len(data) for _, _, data in files)
-        return files
+                save.files.append(_File(self._own_files, table.file_name, [], content))
+        return save
 
-    def _continue(self, files: list[_File]) -> None:
+    def _continue(self, save: _Save) -> None:
         """The journal begins anew behind these files."""
-        _, name, data = files[-1]
-        if name == self._tables[-1].file_name:
-            self._snapshot_id = snapshot_id(data)
+        last = save.files[-1]
+        if last.name == self._tables[-1].file_name:
+            self._snapshot_id = snapshot_id(last.data)
         self._store.journal.restart(self._snapshot_id)
         self._continued_at = self._store.journal.append(Kind.SNAPSHOT, b"")
+
+    def _prepare(self, save: _Save) -> None:
+        """One portion more; then the journal must have all that was copied."""
+        if not save.complete:
+            save.copy_portion()
+            if save.complete:
+                self._saved_bytes = save.size
+                self._continued_at = self._store.end
+        if save.complete and self._store.durable >= self._continued_at:
+            self._start(save)
 
     def _start(self, save: _Save) -> None:
         save.started = True
@@ -254,28 +265,51 @@ class Persistence:
 
         Where that fails, the files of the last snapshot and the journal still tell the whole story.
         """
-        save = _Save(self._render(self._tables))
+        save = self._render(self._tables)
         save.run()
         if save.error is not None:
             log.error("the tables could not be saved: %s", save.error)
 
 
-_File = tuple[ConfigFiles, str, bytes]
+class _File(NamedTuple):
+    folder: ConfigFiles
+    name: str
+    portions: list[bytes]
+    rest: Iterator[bytes]
+    """Portions that are yet to be copied."""
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.portions)
 
 
 class _Save:
     """Files on their way to the disk, possibly on another thread."""
 
-    def __init__(self, files: list[_File]) -> None:
-        self._files = files
+    def __init__(self) -> None:
+        self.files: list[_File] = []
+        self.complete = False
         self.started = False
         self.finished = False
         self.error: OSError | None = None
 
+    @property
+    def size(self) -> int:
+        return sum(len(portion) for file in self.files for portion in file.portions)
+
+    def copy_portion(self) -> None:
+        for file in self.files:
+            portion = next(file.rest, None)
+            if portion is not None:
+                file.portions.append(portion)
+                return
+        self.complete = True
+
     def run(self) -> None:
         try:
-            for folder, name, data in self._files:
-                folder.save(name, data)
+            for file in self.files:
+                file.portions.extend(file.rest)
+                file.folder.save(file.name, file.data)
             self.error = None
         except OSError as error:
             self.error = error

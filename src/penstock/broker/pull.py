@@ -16,9 +16,10 @@ from penstock.errors import BadHeader, InvalidArgument
 from penstock.store.results import GetResult, GetStatus
 from penstock.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from penstock.wire.codes import RequestCode, ResponseCode
-from penstock.wire.command import ONEWAY_FLAG, RESPONSE_FLAG, Command, encode_head
+from penstock.wire.command import ONEWAY_FLAG, Command, encode_response_head
 from penstock.wire.headers import PullHeader, PullResponseHeader
 from penstock.wire.peer import Peer
+from penstock.wire.pull_reply import write_pull_reply_head
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker, Handler
@@ -90,27 +91,28 @@ class Puller:
                 return
         if command.flag & ONEWAY_FLAG:
             return
-        answer = PullResponseHeader(
-            group.broker_id if self._settings.slave_read_enable else 0,
-            result.next_offset,
-            result.min_offset,
-            result.max_offset,
-            None,
-            topic.topic_sys_flag,
-            group.group_sys_flag,
-        )
-        peer.send(
-            encode_head(
-                code,
+        broker_id = group.broker_id if self._settings.slave_read_enable else 0
+        low, high, size = result.min_offset, result.max_offset, result.bytes
+        topic_flag, group_flag = topic.topic_sys_flag, group.group_sys_flag
+        if command.binary:
+            answer = PullResponseHeader(
+                broker_id, result.next_offset, low, high, None, topic_flag, group_flag
+            )
+            head = encode_response_head(command, code, remark, answer, size)
+        else:
+            head = write_pull_reply_head(
                 command.opaque,
-                flag=RESPONSE_FLAG,
-                remark=remark,
-                ext=answer,
-                body_size=result.bytes,
-                binary=command.binary,
-            ),
-            *result.parts,
-        )
+                code,
+                remark,
+                broker_id,
+                result.next_offset,
+                low,
+                high,
+                topic_flag,
+                group_flag,
+                size,
+            )
+        peer.send(head, *result.parts)
 
     def _read(self, header: PullHeader, wanted: PullFilter) -> tuple[ResponseCode, str, GetResult]:
         settings, store = self._settings, self._store
@@ -120,7 +122,8 @@ class Puller:
             low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
             moved = GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, reset, low, high, [], 0, 0)
             return ResponseCode.PULL_OFFSET_MOVED, OFFSET_RESET, moved
-        correct_offsets = self._corrects_offsets
+        # a slave's queues may lag, so what looks like a wrong offset there need not be one
+        correct_offsets = settings.broker_role != "SLAVE" or settings.offset_check_in_slave
         messages = min(header.max_msg_nums, settings.max_transfer_count_on_message_in_memory)
         size = settings.max_transfer_bytes_on_message_in_memory
         if header.bulk:
@@ -148,11 +151,6 @@ class Puller:
         if not correct_offsets and code == ResponseCode.PULL_OFFSET_MOVED:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
         return code, remark, result
-
-    @property
-    def _corrects_offsets(self) -> bool:
-        """A slave's queues may lag, so what looks like a wrong offset there need not be one."""
-        return self._settings.broker_role != "SLAVE" or self._settings.offset_check_in_slave
 
     # ---- checks, in the protocol's order --------------------------------------------------------
 

@@ -60,8 +60,7 @@ class Sender:
         self.rules = SendRules(broker)
         self._gates: dict[str, Gate] = {}
         self._texts: dict[str, int] = {}
-        self._host = pack_host(settings.broker_ip1, settings.listen_port)
-        self._id_prefix = self._host.hex().upper()
+        self._id_prefix = pack_host(settings.broker_ip1, settings.listen_port).hex().upper()
         self._refresh()
         self.handlers: dict[int, Handler] = {
             RequestCode.SEND_MESSAGE: self.send_v1,
@@ -75,7 +74,8 @@ class Sender:
         self._generation = settings.generation
         self._guarded = self.rules.guarded()
         self._max_body_bytes = settings.max_message_size
-        self._write_reply = SendReplyWriter(settings.region_id, settings.trace_on, self._id_prefix).write
+        self._reply_writer = SendReplyWriter(settings.region_id, settings.trace_on, self._id_prefix)
+        self._write_reply = self._reply_writer.write
         self._suffix = (
             f"MSG_REGION\x01{settings.region_id}\x02"
             f"TRACE_ON\x01{'true' if settings.trace_on else 'false'}\x02"
@@ -240,12 +240,13 @@ class Sender:
         position = self._store.end
         self._statistics.count_put(topic, queue_id, len(items), position - before)
         if not command.flag & ONEWAY_FLAG:
-            host = self._host
-            ids = b"".join([host + at.to_bytes(8, "big") for at in physical_offsets])
-            answer = self._answer(ids.hex(",", len(host) + 8).upper(), queue_id, first, None)
-            self._broker.reply_when_durable(
-                peer, command, position, encode_response(command, ResponseCode.SUCCESS, None, answer)
-            )
+            writer = self._reply_writer
+            if command.binary:
+                answer = self._answer(writer.batch_ids(physical_offsets), queue_id, first, None)
+                frame = encode_response(command, ResponseCode.SUCCESS, None, answer)
+            else:
+                frame = writer.write_batch(command.opaque, physical_offsets, queue_id, first)
+            self._broker.reply_when_durable(peer, command, position, frame)
 
     def _answer(
         self, ids: str, queue_id: int, queue_offset: int, unique_key: str | None

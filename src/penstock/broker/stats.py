@@ -99,16 +99,23 @@ class _Pair(NamedTuple):
         size.times += requests
 
 
-class _Puts:
-    """What one queue took since the last sample."""
+class _Counts:
+    """What one queue took, or one group got of it, since the last sample."""
 
-    __slots__ = ("is_user", "messages", "of_queue", "of_topic", "requests", "size_bytes")
+    __slots__ = ("is_user", "messages", "of_all", "of_queue", "requests", "size_bytes")
 
-    def __init__(self, of_topic: _Pair, of_queue: _Pair, is_user: bool) -> None:
-        self.of_topic = of_topic
+    def __init__(self, of_all: _Pair, of_queue: _Pair, is_user: bool) -> None:
+        self.of_all = of_all
+        """The series of the topic, or of the group's reading of it."""
         self.of_queue = of_queue
         self.is_user = is_user
         self.requests = self.messages = self.size_bytes = 0
+
+    def add_up(self) -> None:
+        if self.requests:
+            self.of_all.add(self.messages, self.size_bytes, self.requests)
+            self.of_queue.add(self.messages, self.size_bytes, self.requests)
+            self.requests = self.messages = self.size_bytes = 0
 
 
 class Totals(NamedTuple):
@@ -146,8 +153,8 @@ class Statistics:
         self._cluster = cluster_name
         self._series: dict[tuple[str, str], Series] = {}
         self._overflow = Series()
-        self._puts: dict[tuple[str, int], _Puts] = {}
-        self._gets: dict[tuple[str, str, int], tuple[_Pair, _Pair, bool]] = {}
+        self._puts: dict[tuple[str, int], _Counts] = {}
+        self._gets: dict[tuple[str, str, int], _Counts] = {}
         self._seconds: deque[Totals] = deque([self._totals(now_ms)], maxlen=601)
         self._due_ms = [now_ms + period_ms for period_ms, _ in WINDOWS]
         self._day = _local_day(now_ms)
@@ -158,7 +165,7 @@ class Statistics:
         """Stored messages of one request; `_add_up` brings them to the series when those are sampled."""
         puts = self._puts.get((topic, queue_id))
         if puts is None:
-            puts = self._puts[topic, queue_id] = _Puts(
+            puts = self._puts[topic, queue_id] = _Counts(
                 self._pair("TOPIC_PUT", topic),
                 self._pair("QUEUE_PUT", f"{topic}@{queue_id}"),
                 not is_system_topic(topic),
@@ -173,10 +180,9 @@ class Statistics:
 
     def _add_up(self) -> None:
         for puts in self._puts.values():
-            if puts.requests:
-                puts.of_topic.add(puts.messages, puts.size_bytes, puts.requests)
-                puts.of_queue.add(puts.messages, puts.size_bytes, puts.requests)
-                puts.requests = puts.messages = puts.size_bytes = 0
+            puts.add_up()
+        for gets in self._gets.values():
+            gets.add_up()
 
     def count_put_failure(self) -> None:
         self.put_failures += 1
@@ -192,23 +198,28 @@ class Statistics:
         self.put_max_ms = max(self.put_max_ms, elapsed_ms)
 
     def count_get(self, group: str, topic: str, queue_id: int, messages: int, size_bytes: int) -> None:
-        """Messages handed out by one pull or pop."""
+        """Messages handed out by one pull or pop, brought to the series as those of `count_put` are."""
         gets = self._gets.get((group, topic, queue_id))
         if gets is None:
-            gets = (
+            if len(self._gets) >= STATISTICS_SERIES:
+                self._forget_gets()
+            gets = self._gets[group, topic, queue_id] = _Counts(
                 self._pair("GROUP_GET", f"{topic}@{group}"),
                 self._pair("QUEUE_GET", f"{topic}@{queue_id}@{group}"),
                 not is_system_topic(topic),
             )
-            if len(self._gets) < STATISTICS_SERIES:
-                self._gets[group, topic, queue_id] = gets
-        of_group, of_queue, is_user = gets
-        of_group.add(messages, size_bytes)
-        of_queue.add(messages, size_bytes)
+        gets.requests += 1
+        gets.messages += messages
+        gets.size_bytes += size_bytes
         self.found_pulls += 1
         self.transferred_messages += messages
-        if is_user:
+        if gets.is_user:
             self.user_gets += messages
+
+    def _forget_gets(self) -> None:
+        """The series have what was counted; the table finds them again for who reads on."""
+        self._add_up()
+        self._gets.clear()
 
     def count_get_miss(self) -> None:
         self.missed_pulls += 1
@@ -239,6 +250,7 @@ class Statistics:
         }
 
     def forget_group(self, group: str) -> None:
+        self._add_up()
         self._gets = {key: gets for key, gets in self._gets.items() if key[0] != group}
         self._series = {
             (name, key): series

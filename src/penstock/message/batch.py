@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Final
 
 from penstock.errors import CorruptRecord, MessageTooLarge
@@ -21,23 +22,42 @@ _HEAD_SIZE: Final = _ELEMENT.size
 _pack_element: Final = _ELEMENT.pack
 _pack_short: Final = _SHORT.pack
 
+ELEMENT_BYTES: Final = _HEAD_SIZE + _SHORT.size
+"""What a message costs in a batch besides body and properties."""
+
 
 def encode_batch(elements: Iterable[tuple[int, Buffer, bytes]]) -> bytes:
     """The body of a batch send, from (flag, body, property bytes)."""
-    parts: list[Buffer] = []
-    for flag, body, properties in elements:
-        add_element(parts, flag, body, properties)
+    rows = list(elements)
+    return encode_columns(
+        [flag for flag, _, _ in rows],
+        [bytes(body) for _, body, _ in rows],
+        [properties for _, _, properties in rows],
+    )
+
+
+def encode_columns(flags: Sequence[int], bodies: Sequence[bytes], properties: Sequence[bytes]) -> bytes:
+    """The body of a batch send, from the flags, bodies and property bytes of its messages."""
+    body_sizes, properties_sizes = set(map(len, bodies)), set(map(len, properties))
+    check_properties_size(max(properties_sizes, default=0))
+    if len(body_sizes) == len(properties_sizes) == 1:  # as they mostly are: nothing is done for each
+        (body_size,), (properties_size,) = body_sizes, properties_sizes
+        pack = _alike(body_size, properties_size).pack
+        size = ELEMENT_BYTES + body_size + properties_size
+        return b"".join(
+            map(pack, repeat(size), flags, repeat(body_size), bodies, repeat(properties_size), properties)
+        )
+    parts: list[bytes] = []
+    for flag, body, text in zip(flags, bodies, properties, strict=True):
+        size = ELEMENT_BYTES + len(body) + len(text)
+        parts += (_pack_element(size, flag, len(body)), body, _pack_short(len(text)), text)
     return b"".join(parts)
 
 
-def add_element(parts: list[Buffer], flag: int, body: Buffer, properties: bytes) -> int:
-    """Appends one message to the parts of a batch body; its size there."""
-    body_size, properties_size = len(body), len(properties)
-    if properties_size > MAX_PROPERTIES_BYTES:
-        raise MessageTooLarge(f"properties of {properties_size} bytes: at most {MAX_PROPERTIES_BYTES} fit")
-    size = _HEAD_SIZE + body_size + 2 + properties_size
-    parts += (_pack_element(size, flag, body_size), body, _pack_short(properties_size), properties)
-    return size
+def check_properties_size(size: int) -> None:
+    """Raises MessageTooLarge where a record cannot hold so many bytes of properties."""
+    if size > MAX_PROPERTIES_BYTES:
+        raise MessageTooLarge(f"properties of {size} bytes: at most {MAX_PROPERTIES_BYTES} fit")
 
 
 def split_batch(body: Buffer) -> list[tuple[int, Buffer, bytes]]:

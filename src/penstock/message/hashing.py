@@ -11,6 +11,8 @@ Key: TypeAlias = str | bytes
 
 _MASK: Final = 0xFFFF_FFFF
 _SIGN: Final = 0x8000_0000
+_POSITIVE: Final = 0x7FFF_FFFF
+"""`-value & _POSITIVE` of a negative hash, as 32 bits, is its `slot_hash`."""
 _NATIVE_UTF16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 
 # A hash is a number in base 31 whose digits are character codes. Splitting each code into two real digits
@@ -89,9 +91,7 @@ class KeyHasher:
                     tail = java_hash(_text(tail_text)) & _MASK
                     self._remember(tails, tail_text, tail)
             value = prefix + head + tail & _MASK
-            if value >= _SIGN:
-                value = _MASK + 1 - value if value > _SIGN else 0
-            hashes.append(value)
+            hashes.append(value if value < _SIGN else -value & _POSITIVE)
         return hashes
 
     def hash_batch(self, topic: str, keys: Sequence[Key]) -> list[int]:
@@ -104,14 +104,18 @@ class KeyHasher:
         prefix, head = self._prefixes.get((topic, len(keys[0]))), self._heads.get(head_text)
         if not head_text or prefix is None or head is None:
             return []
+        beginning, tails = prefix + head, self._tails
         try:
             _, *last = b"".join(keys).split(head_text)  # type: ignore[arg-type]  # text raises
-            values = [prefix + head + self._tails[digits] & _MASK for digits in last]
+            hashes = [
+                value if (value := beginning + tails[digits] & _MASK) < _SIGN else -value & _POSITIVE
+                for digits in last
+            ]
         except (KeyError, TypeError):
             return []
         if len(last) != len(keys) or set(map(len, last)) != {3} or len(set(map(len, keys))) != 1:
             return []
-        return [value if value < _SIGN else _MASK + 1 - value if value > _SIGN else 0 for value in values]
+        return hashes
 
     def _remember(self, table: dict[Any, int], part: tuple[str, int] | Key, value: int) -> None:
         if len(table) >= self.REMEMBERED:

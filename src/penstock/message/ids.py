@@ -75,6 +75,17 @@ class _Sender:
         self.prefix = head.hex().upper()
         self.numbers = count()  # next() on it is atomic, so threads need no lock
         self.month = _month_of(time.time_ns() // 1_000_000)
+        self.stamp = (-1, "")
+
+    def stamp_of(self, now_ms: int) -> str:
+        """What all ids of a millisecond begin with; many are made in one."""
+        start_ms, end_ms = self.month
+        if not start_ms <= now_ms < end_ms:
+            self.month = month = _month_of(now_ms)
+            start_ms = month.start_ms
+        text = f"{self.prefix}{now_ms - start_ms:08X}"
+        self.stamp = (now_ms, text)  # one assignment: other threads see both or neither
+        return text
 
 
 _sender: _Sender | None = None
@@ -84,11 +95,10 @@ def unique_id() -> str:
     """A new UNIQ_KEY: unique over hosts, processes (also forked ones) and threads."""
     sender = _sender or _new_sender()
     now_ms = time.time_ns() // 1_000_000
-    start_ms, end_ms = sender.month
-    if not start_ms <= now_ms < end_ms:
-        sender.month = month = _month_of(now_ms)
-        start_ms = month.start_ms
-    return f"{sender.prefix}{(now_ms - start_ms) << 16 | next(sender.numbers) & 0xFFFF:012X}"
+    stamp_ms, stamp = sender.stamp
+    if stamp_ms != now_ms:
+        stamp = sender.stamp_of(now_ms)
+    return "%s%04X" % (stamp, next(sender.numbers) & 0xFFFF)  # noqa: UP031, half the cost of an f-string
 
 
 def _new_sender() -> _Sender:

@@ -177,6 +177,10 @@ class BrokerRuntime:
         flush = self.store.take_flush()
         if flush is None:
             return
+        if flush.journal is not None and flush.journal.begins:
+            work = flush.run if self._sync else flush.write
+            self._writer.submit(work, functools.partial(self._flushed, flush))
+            return
         error = None
         try:
             flush.write()  # into memory of the operating system: a thread would cost more than it saves

@@ -40,6 +40,8 @@ def is_queue_name(topic: str, queue_id: int) -> bool:
 class ConsumeQueue:
     __slots__ = (
         "_files",
+        "_read_number",
+        "_read_path",
         "directory",
         "first_file",
         "magic",
@@ -63,6 +65,9 @@ class ConsumeQueue:
         self.queue_id = queue_id
         self.per_file = per_file
         self._files = files
+        self._read_number = -1
+        self._read_path = ""
+        """Of the file read last: a consumer reads many times from one."""
         self.directory = f"{DIRECTORY}/{topic}/{queue_id}"
         name = topic.encode()
         self.magic = MAGIC_V1 if len(name) <= MAX_TOPIC_CHARS else MAGIC_V2
@@ -106,7 +111,10 @@ class ConsumeQueue:
         if offset >= tail_start:
             start = (offset - tail_start) * ENTRY_SIZE
             return self.tail[start : start + count * ENTRY_SIZE]
-        file = self._files.get(self.path(offset // self.per_file))
+        number = offset // self.per_file
+        if number != self._read_number:
+            self._read_number, self._read_path = number, self.path(number)
+        file = self._files.get(self._read_path)
         if file is None:
             return None
         on_file = min(count, tail_start - offset)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
+from penstock.limits import REMEMBERED_TEXT_CHARS, REMEMBERED_TEXTS
 from penstock.message.hashing import Key, java_hash
 from penstock.message.properties import find_property_bytes
 from penstock.message.sysflag import PREPARED
@@ -53,10 +54,11 @@ def take_apart(texts: Sequence[bytes]) -> tuple[list[int], list[Key], list[int]]
     Texts of one producer are mostly alike but for the unique key. If all are, none but the first is looked
     at; else each is compared with the one before, and only taken apart if it differs elsewhere.
     """
-    unique_keys = _unique_keys(texts)
-    if unique_keys is not None:
+    alike = _take_apart_alike(texts)
+    if alike is not None:
+        code, unique_keys = alike
         count = len(texts)
-        return [tag_code_of(texts[0])] * count, unique_keys, list(range(count))
+        return [code] * count, unique_keys, list(range(count))
     codes: list[int] = []
     keys: list[Key] = []
     owners: list[int] = []
@@ -81,14 +83,17 @@ def take_apart(texts: Sequence[bytes]) -> tuple[list[int], list[Key], list[int]]
     return codes, keys, owners
 
 
-def _unique_keys(texts: Sequence[bytes]) -> list[Key] | None:
-    """The keys of texts that differ in nothing else and have no other keys; None if there is more to them."""
+def _take_apart_alike(texts: Sequence[bytes]) -> tuple[int, list[Key]] | None:
+    """Tag code and unique keys of texts that differ in nothing else and have no other keys; else None."""
     first = texts[0] if texts else b""
     start, end = _unique_key_at(first)
-    if start == end or len(keys_of(first)) != 1 or set(map(len, texts)) != {len(first)}:
+    if start == end or set(map(len, texts)) != {len(first)}:
+        return None
+    before, after = first[:start], first[end:]
+    code = _code_beside_unique_key(before, after)
+    if code is None:
         return None
     together = b"".join(texts)
-    before, after = first[:start], first[end:]
     keys = together[start : len(together) - len(after)].split(after + before)
     if (
         not together.endswith(after)
@@ -97,7 +102,25 @@ def _unique_keys(texts: Sequence[bytes]) -> list[Key] | None:
         or together.count(b"\x02") != len(texts) * first.count(b"\x02")
     ):
         return None
-    return list(keys)
+    return code, list(keys)
+
+
+def _code_beside_unique_key(before: bytes, after: bytes) -> int | None:
+    """The tag code of texts that have this on both sides of their unique key; None if there are other keys.
+
+    A producer's texts are nearly all alike, so what was found is remembered, of short ones.
+    """
+    if len(before) + len(after) > REMEMBERED_TEXT_CHARS:
+        return _find_code(before, after)
+    return _remembered_code(before, after)
+
+
+def _find_code(before: bytes, after: bytes) -> int | None:
+    text = before + b"key" + after
+    return tag_code_of(text) if keys_of(text) == ["key"] else None
+
+
+_remembered_code: Final = lru_cache(REMEMBERED_TEXTS)(_find_code)
 
 
 def _unique_key_at(text: bytes) -> tuple[int, int]:

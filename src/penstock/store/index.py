@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from penstock.store.disk import Buffer, Disk, File
@@ -24,6 +25,7 @@ SLOT: Final = struct.Struct(">i")
 _pack_entry: Final = ENTRY.pack
 _PAGE_SLOTS: Final = 1024
 _PAGE_BYTES: Final = _PAGE_SLOTS * SLOT.size
+_PAGES_PER_WRITE: Final = 64
 _ZERO_ENTRY: Final = bytes(ENTRY.size)
 _SECOND_MS: Final = 1000
 _MAX_DIFF: Final = 0x7FFF_FFFF
@@ -81,13 +83,29 @@ class IndexCommit:
                 self._disk.sync_dir(DIRECTORY)
             file.write(*self._entries)
             file.sync()
-            for number, page in self._pages.items():
-                file.write(HEADER.size + number * _PAGE_BYTES, _page_bytes(page))
+            for number, pages in self._runs():
+                file.write(HEADER.size + number * _PAGE_BYTES, b"".join(map(_page_bytes, pages)))
             file.sync()
             file.write(0, self._header)
             file.sync()
         finally:
             file.close()
+
+    def _runs(self) -> Iterator[tuple[int, list[Page]]]:
+        """Pages that lie side by side, in portions: a commit changes nearly all of them, and to write each
+        by itself costs many times more.
+        """
+        run: list[Page] = []
+        first = 0
+        for number in sorted(self._pages):
+            if run and (number != first + len(run) or len(run) == _PAGES_PER_WRITE):
+                yield first, run
+                run = []
+            if not run:
+                first = number
+            run.append(self._pages[number])
+        if run:
+            yield first, run
 
 
 class IndexFile:
@@ -146,11 +164,12 @@ class IndexFile:
         slots, pages, count, used = self._slots, self._pages, self.count, self.slot_count
         before: list[int] = []
         for key_hash in hashes:
-            number, slot = divmod(key_hash % slots, _PAGE_SLOTS)
-            page = pages.get(number)
-            if page is None:
-                page = self._committed_pages.pop(number, None) or self._stored_page(number)[:]
-                pages[number] = page
+            slot = key_hash % slots
+            try:
+                page = pages[slot // _PAGE_SLOTS]
+            except KeyError:
+                page = self._page_to_change(slot // _PAGE_SLOTS)
+            slot %= _PAGE_SLOTS
             previous = page[slot]
             if not 0 < previous < count:
                 previous = 0
@@ -161,6 +180,11 @@ class IndexFile:
         self._new_entries += b"".join(map(_pack_entry, hashes, positions, self._seconds(times_ms), before))
         self.count, self.slot_count = count, used
         self.end_offset, self.end_ms = positions[-1], times_ms[-1]
+
+    def _page_to_change(self, number: int) -> Page:
+        page = self._committed_pages.pop(number, None) or self._stored_page(number)[:]
+        self._pages[number] = page
+        return page
 
     def _seconds(self, times_ms: list[int]) -> list[int]:
         """Since the first store time, as entries have them."""

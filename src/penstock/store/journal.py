@@ -57,6 +57,11 @@ class JournalWrite:
         self.snapshot_id = snapshot_id
         self.file_end = offset + len(data)
 
+    @property
+    def begins(self) -> bool:
+        """Whether it makes and removes files, and so waits for the disk already when it writes."""
+        return self.snapshot_id is not None
+
     def write(self) -> None:
         if self.file is None:
             self._disk.make_dirs(DIRECTORY)
@@ -84,8 +89,9 @@ class Journal:
         self._disk = disk
         self._position = position
         self.end = 0
-        """Bytes noted since the store was opened."""
+        """Grows with everything noted since the store was opened."""
         self._pending = bytearray()
+        self._growing: list[Callable[[], None]] = []
         self._restart_id: str | None = None
         self._generations = _load(disk)
         self._numbers = list(self._generations)
@@ -121,6 +127,15 @@ class Journal:
         self.end += _CRC_SIZE + len(rest)
         return self._position()
 
+    def grow(self, finish: Callable[[], None]) -> int:
+        """Promise an entry that more may be added to: `finish` appends it when the next flush is taken.
+
+        All that is added until then is durable at the position returned.
+        """
+        self._growing.append(finish)
+        self.end += 1
+        return self._position()
+
     def restart(self, snapshot_id: str) -> None:
         """Begin a new generation with the next flush; entries not yet on their way to the disk move there."""
         self._restart_id = snapshot_id
@@ -140,6 +155,9 @@ class Journal:
             self.file.sync()
 
     def take(self) -> JournalWrite | None:
+        growing, self._growing = self._growing, []
+        for finish in growing:
+            finish()
         if not self._pending and self._restart_id is None:
             return None
         data, self._pending = bytes(self._pending), bytearray()
@@ -162,7 +180,7 @@ class Journal:
     def forget_since(self, write: JournalWrite | None, end: int) -> None:
         """A group could not be written: drop it and everything noted since."""
         self._pending.clear()
-        self.end = end
+        self.end = end + len(self._growing)  # these entries are yet to come
         if write is not None and write.snapshot_id is not None and self._restart_id is None:
             self._restart_id = write.snapshot_id
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import accumulate, chain, repeat
 from typing import Final
 from zlib import crc32
@@ -30,6 +31,13 @@ OPEN_QUEUE_FILES: Final = 256
 _new_arrival: Final = tuple.__new__
 _pack_entry: Final = ENTRY.pack
 _pack_short: Final = struct.Struct(">H").pack
+_without_sign: Final = _CRC_MASK.__and__
+
+
+@cache
+def _batch_head(shared_bytes: int) -> Callable[..., bytes]:
+    """Packs what comes before a body; what is the same for a whole batch (hosts, times) is one piece."""
+    return struct.Struct(f">iIiiiqq{shared_bytes}si").pack
 
 
 class Writer:
@@ -205,17 +213,31 @@ class Writer:
         first = queue.next_offset
         if not items:
             return [], first
+        count = len(items)
         flags, bodies, texts = zip(*items, strict=True)
         body_sizes = list(map(len, bodies))
         text_sizes = list(map(len, texts))
-        if max(body_sizes) > self._max_body or max(text_sizes) > MAX_PROPERTIES_BYTES:
-            raise _too_large(max(body_sizes), self._max_body, max(text_sizes))
-        sizes = [overhead + body + text for body, text in zip(body_sizes, text_sizes, strict=True)]
-        total = sum(sizes)
+        body_size, text_size = max(body_sizes), max(text_sizes)
+        if body_size > self._max_body or text_size > MAX_PROPERTIES_BYTES:
+            raise _too_large(body_size, self._max_body, text_size)
+        size = overhead + body_size + text_size
+        # The messages of a batch are mostly of one size; then most of what is written is the same for all.
+        alike = body_sizes.count(body_size) == count == text_sizes.count(text_size)
+        if alike:
+            sizes = [size] * count
+            total = size * count
+        else:
+            sizes = [overhead + body + text for body, text in zip(body_sizes, text_sizes, strict=True)]
+            total = sum(sizes)
         position = self._log_end
         if position + total + _BLANK_BYTES > self._segment_end:
             position = self._roll(total)
-        positions = list(accumulate(sizes[:-1], initial=position))
+        if alike:
+            positions = list(range(position, position + total, size))
+            topic_and_size: Iterable[bytes] = repeat(queue.topic_field + _pack_short(text_size), count)
+        else:
+            positions = list(accumulate(sizes[:-1], initial=position))
+            topic_and_size = [queue.topic_field + _pack_short(text) for text in text_sizes]
         store_ms = max(now_ms, self._store_ms)
         try:
             shared = struct.pack(
@@ -229,31 +251,28 @@ class Writer:
                 0,
             )
             heads = map(
-                struct.Struct(f">iIiiiqq{len(shared)}si").pack,
+                _batch_head(len(shared)),
                 sizes,
                 repeat(queue.magic),
-                [crc32(body) & _CRC_MASK for body in bodies],
+                map(_without_sign, map(crc32, bodies)),
                 repeat(queue_id),
                 flags,
-                range(first, first + len(items)),
+                range(first, first + count),
                 positions,
                 repeat(shared),
                 body_sizes,
             )
-            rows = zip(
-                heads, bodies, repeat(queue.topic_field), map(_pack_short, text_sizes), texts, strict=False
-            )
-            encoded = b"".join(chain.from_iterable(rows))
+            encoded = b"".join(chain.from_iterable(zip(heads, bodies, topic_and_size, texts, strict=True)))
         except struct.error as error:
             raise InvalidArgument(f"a message field is out of range: {error}") from None
         self._pending += encoded
         self._store_ms = store_ms
         self._log_end = position + total
-        queue.next_offset = first + len(items)
+        queue.next_offset = first + count
         codes, keys, owners = take_apart(texts)
         entries = b"".join(map(_pack_entry, positions, sizes, codes))
-        key_positions = [positions[number] for number in owners]
-        fields = (queue, first, len(items), store_ms, position, total, entries, keys, key_positions)
+        key_positions = list(map(positions.__getitem__, owners))
+        fields = (queue, first, count, store_ms, position, total, entries, keys, key_positions)
         self._records.append(_new_arrival(Arrival, fields))
         return positions, first
 

@@ -257,7 +257,7 @@ def encode_head(
 ) -> bytes:
     """A frame up to its body, for bodies that are sent without copying."""
     if binary:
-        return _framed(_encode_binary(code, opaque, flag, remark, ext, language, version), body_size, 1)
+        return framed(_encode_binary(code, opaque, flag, remark, ext, language, version), body_size, 1)
     head = (
         b'{"code":%d%b,"flag":%d,"language":"%b","opaque":%d%b,"serializeTypeCurrentRPC":"JSON","version":%d}'
         % (
@@ -270,15 +270,36 @@ def encode_head(
             version,
         )
     )
-    return _framed(head, body_size, 0)
+    return framed(head, body_size, 0)
 
 
-def _framed(head: bytes, body_size: int, encoding: int) -> bytes:
+def _too_large(length: int) -> MessageTooLarge:
+    return MessageTooLarge(f"a frame of {length + 4} bytes is over the limit of {MAX_FRAME_BYTES}")
+
+
+def framed(head: bytes, body_size: int, encoding: int) -> bytes:
+    """An encoded header with the two lengths before it; `encoding` is 0 for JSON and 1 for binary."""
     size = len(head)
     length = 4 + size + body_size
     if length > MAX_FRAME_BYTES - 4:
-        raise MessageTooLarge(f"a frame of {length + 4} bytes is over the limit of {MAX_FRAME_BYTES}")
+        raise _too_large(length)
     return _TWO_INTS.pack(length, encoding << 24 | size) + head
+
+
+_REQUEST: Final = (
+    b'{"code":%%d,"extFields":%%b,"flag":%%d,"language":"PYTHON","opaque":%%d,"serializeTypeCurrentRPC":"JSON",'
+    b'"version":%d}' % PROTOCOL_VERSION
+)
+
+
+def encode_request(code: int, opaque: int, flag: int, header: Ext, body: bytes | memoryview) -> bytes:
+    """As `encode_command`, in fewer steps, for what a client sends most: a request with a header."""
+    head = _REQUEST % (code, _encode_json_ext(header), flag, opaque)
+    size = len(head)
+    length = 4 + size + len(body)
+    if length > MAX_FRAME_BYTES - 4:
+        raise _too_large(length)
+    return b"".join((_TWO_INTS.pack(length, size), head, body))
 
 
 def encode_command(
@@ -328,7 +349,7 @@ def encode_response_head(
         request.opaque,
         b"" if remark is None else b',"remark":' + _quote(remark),
     )
-    return _framed(head, body_size, 0)
+    return framed(head, body_size, 0)
 
 
 def encode_response(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections.abc import Sequence
 from struct import Struct as Packer
 from typing import Final
 
@@ -19,19 +22,19 @@ class SendReplyWriter:
 
     def __init__(self, region: str, trace_on: bool, id_prefix: str) -> None:
         """`id_prefix` is the store host's part of an offset message id."""
-        self._template = (
-            b'{"code":%d,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b'
-            % (
-                ResponseCode.SUCCESS,
-                _quote(region),
-                b"true" if trace_on else b"false",
-                id_prefix.encode(),
-            )
-        ).replace(b"%", b"%%") + (
-            b'%%016X","queueId":"%%d","queueOffset":"%%d","transactionId":"%%b"},"flag":%d,"language":"%b",'
-            b'"opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
-            % (RESPONSE_FLAG, Language.PYTHON.name.encode(), PROTOCOL_VERSION)
+        self._id_prefix = id_prefix
+        head = (
+            b'{"code":%d,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"'
+            % (ResponseCode.SUCCESS, _quote(region), b"true" if trace_on else b"false")
+        ).replace(b"%", b"%%")
+        end = b'"},"flag":%d,"language":"%b","opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}' % (
+            RESPONSE_FLAG,
+            Language.PYTHON.name.encode(),
+            PROTOCOL_VERSION,
         )
+        place = b'","queueId":"%d","queueOffset":"%d'
+        self._template = head + id_prefix.encode() + b"%016X" + place + b'","transactionId":"%b' + end
+        self._batch_template = head + b"%b" + place + end
 
     def write(
         self, opaque: int, physical_offset: int, queue_id: int, queue_offset: int, unique_key: str
@@ -42,3 +45,20 @@ class SendReplyWriter:
         head = self._template % (physical_offset, queue_id, queue_offset, key, opaque)
         size = len(head)
         return _TWO_INTS.pack(size + 4, size) + head
+
+    def write_batch(
+        self, opaque: int, physical_offsets: Sequence[int], queue_id: int, queue_offset: int
+    ) -> bytes:
+        """The ids of all messages, and the queue offset of the first."""
+        ids = self.batch_ids(physical_offsets).encode()
+        head = self._batch_template % (ids, queue_id, queue_offset, opaque)
+        size = len(head)
+        return _TWO_INTS.pack(size + 4, size) + head
+
+    def batch_ids(self, physical_offsets: Sequence[int]) -> str:
+        """Offset message ids of a batch, which has at least one message, separated by commas."""
+        places = array("q", physical_offsets)
+        if sys.byteorder == "little":
+            places.byteswap()
+        digits = places.tobytes().hex(",", places.itemsize).upper()
+        return self._id_prefix + digits.replace(",", f",{self._id_prefix}")

@@ -111,3 +111,9 @@ def test_an_inner_batch_becomes_messages_with_consecutive_offsets(compressed):
 def test_any_other_record_is_its_own_only_message():
     view = inner_batch(INNER_BATCH, b"x")
     assert split_inner_batch(view) == [view]
+
+
+def test_messages_of_one_size_are_encoded_as_any_others():
+    alike = [(flag, b"body", b"A\x01%d\x02" % flag) for flag in range(3)]
+    assert encode_batch(alike) == b"".join(encode_batch([element]) for element in alike)
+    assert split_batch(encode_batch(alike)) == alike

@@ -145,3 +145,39 @@ def test_entries_of_a_failed_group_never_come_back(box, restart):
     if restart:
         assert journal.replayed_for("s2") == [(1, b"later")]
     assert journal.replayed_for("s") == [(1, b"kept"), (1, b"later")]
+
+
+def test_an_entry_that_grows_is_durable_with_all_that_was_added_to_it(box):
+    store = box.open()
+    content = []
+
+    def finish():
+        store.journal.append(1, b"".join(content))
+
+    position = store.journal.grow(finish)
+    content += [b"a", b"b"]
+    assert position == store.end > store.durable
+    flush = store.take_flush()
+    content[:] = [b"c"]
+    later = store.journal.grow(finish)
+    flush.run()
+    store.flushed(flush)
+    assert position <= store.durable < later
+    box.flush()
+    assert later <= store.durable
+    box.kill()
+    assert notes(box.open()) == [b"ab", b"c"]
+
+
+def test_an_entry_that_grows_while_a_group_fails_is_not_taken_for_durable(box):
+    store = box.open()
+    store.journal.append(1, b"failed")
+    flush = store.take_flush()
+    store.journal.grow(lambda: store.journal.append(1, b"grown"))
+    store.flushed(flush, OSError(errno.EIO, "no"))
+    assert store.end > store.durable
+    box.tick(2_000)
+    box.flush()
+    assert store.end == store.durable
+    box.kill()
+    assert notes(box.open()) == [b"grown"]

@@ -12,6 +12,7 @@ from penstock.wire.command import (
     decode_command,
     encode_command,
     encode_head,
+    encode_request,
     encode_response,
     encode_response_head,
 )
@@ -348,3 +349,14 @@ def test_a_flag_is_true_in_any_case_and_as_1_which_java_peers_take_for_false(
 def test_a_whole_number_written_as_a_fraction_is_taken_which_java_peers_refuse(text: str) -> None:
     command = decode_command(encode_command(310, 1, ext=SEND.to_ext() | {"e": text})[4:])
     assert command.header(SendHeaderV2).queue_id == 5
+
+
+@pytest.mark.parametrize("header", [SEND, {"topic": '100 % "north"'}, {}])
+@pytest.mark.parametrize("body", [b"", b"body", memoryview(b"body")])
+def test_the_quick_request_is_the_general_one_byte_for_byte(header, body):
+    assert encode_request(310, 77, 2, header, body) == encode_command(310, 77, flag=2, ext=header, body=body)
+
+
+def test_the_quick_request_has_the_same_limit():
+    with pytest.raises(MessageTooLarge):
+        encode_request(310, 1, 0, {}, memoryview(bytes(16 * 1024 * 1024)))

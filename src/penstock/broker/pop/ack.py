@@ -67,9 +67,9 @@ class Acks:
         self._leases = leases
         self._orders = orders
         self._wake = wake
-        self._checked: dict[tuple[str, str, int], tuple[int, int, int]] = {}
-        """(handle without its message, topic, queue) → start, pop time, invisible time: a batch is acked
-        message by message, and its handles differ in the last number only."""
+        self._checked: dict[tuple[str, str, str, int], tuple[LeaseQueue, int, int, int]] = {}
+        """(handle without its message, group, topic, queue) → leases, start, pop time, invisible time: a
+        batch is acked message by message, and its handles differ in the last number only."""
         self.handlers: dict[int, Handler] = {
             RequestCode.ACK_MESSAGE: self.ack,
             RequestCode.BATCH_ACK_MESSAGE: self.batch_ack,
@@ -88,8 +88,9 @@ class Acks:
         broker = self._broker
         broker.check_backlog()
         batch, _, place = header.extra_info.rpartition(" ")
-        lease = self._checked.get((batch, header.topic, header.queue_id))
-        if lease is None or place != str(header.offset) or not self._ack(header, *lease, now_ms):
+        group, topic, queue_id, offset = header.consumer_group, header.topic, header.queue_id, header.offset
+        known = self._checked.get((batch, group, topic, queue_id))
+        if known is None or place != str(offset) or not self._ack(known, offset, now_ms):
             self._ack_checked(peer, header, batch, now_ms)
         # Also where nothing changed: what made this ack pointless may itself not be durable yet.
         broker.reply(peer, command, position=broker.store.end)
@@ -106,13 +107,14 @@ class Acks:
         if found is not None:
             if len(self._checked) >= CHECKED_BATCHES:
                 self._checked.clear()
-            self._checked[batch, header.topic, header.queue_id] = (start, pop_ms, invisible_ms)
-            self._ack(header, start, pop_ms, invisible_ms, now_ms)
+            known = found[0], start, pop_ms, invisible_ms
+            self._checked[batch, header.consumer_group, header.topic, header.queue_id] = known
+            self._ack(known, header.offset, now_ms)
 
-    def _ack(self, header: AckMessageHeader, start: int, pop_ms: int, invisible_ms: int, now_ms: int) -> bool:
+    def _ack(self, known: tuple[LeaseQueue, int, int, int], offset: int, now_ms: int) -> bool:
         """False if there is no such message in flight."""
-        queue = self._leases.find_queue(header.topic, header.consumer_group, header.queue_id)
-        if queue is None or not self._leases.ack(queue, start, pop_ms, invisible_ms, header.offset):
+        queue, start, pop_ms, invisible_ms = known
+        if not self._leases.ack(queue, start, pop_ms, invisible_ms, offset):
             return False
         if queue.in_flight == self._crowd:
             self._wake(queue.topic, queue.group, queue.queue_id, now_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.message.names import is_retry_topic, pop_retry_topic_v1, pop_retry_topic_v2
@@ -34,7 +34,7 @@ class Frontier:
             names.append(pop_retry_topic_v1(group, topic))
         return names
 
-    def visit(self, topic: str, queue_id: int, turn: int) -> Iterable[int]:
+    def visit(self, topic: str, queue_id: int, turn: int) -> Sequence[int]:
         """The one queue, or all of a topic downwards from a place that changes with each request."""
         if queue_id >= 0:
             return (queue_id,)
@@ -51,6 +51,17 @@ class Frontier:
         """Where a pop would begin, for those who only look: a group without an offset begins at the start."""
         offset = self._offsets.query(group, topic, queue_id)
         return offset if offset >= 0 else self._store.min_offset(topic, queue_id)
+
+    def backlog(self, group: str, topic: str, queue_ids: Sequence[int]) -> int:
+        """How much pops would find in these queues, whatever their filters."""
+        begins = self._offsets.begins(group, topic)
+        store, rest = self._store, 0
+        for queue_id in queue_ids:
+            offset = begins.get(queue_id, -1)
+            if offset < 0:
+                offset = store.min_offset(topic, queue_id)
+            rest += max(0, store.max_offset(topic, queue_id) - offset)
+        return rest
 
     def begin(self, group: str, topic: str, queue_id: int, init_mode: int, now_ms: int) -> int | None:
         """Where the group goes on, or begins: then that is stored. None if there is no room to store it."""

@@ -8,6 +8,9 @@ Every change is journaled. A pop's entry also holds the offset behind the batch:
 progress are one step, so no crash can keep one without the other. Pops are answered when their entry is
 durable, because a lease that a crash forgets would be handed out a second time before it ends, and acks
 too, because an acked message must not come back after a restart. Replaying an entry twice changes nothing.
+
+A batch is mostly acked message by message, one request after the other: such a run is one entry, which grows
+until something else is to be noted or the group goes to the disk.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from penstock.broker.pop.due import DueTimes
 
 _HEAD: Final = struct.Struct(">HqqqB")
 """Size of the record, start offset, pop time, invisible time, flags; the holder and the bits follow."""
+_TERMS: Final = struct.Struct(">qB")
+_TERMS_AT: Final = 18
+"""Where the invisible time and the flags stand in a record."""
 _PREFIX: Final = struct.Struct(">iH")
 """Queue id, length of `topic@group`, which follows."""
 _OFFSET: Final = struct.Struct(">q")
@@ -32,6 +38,8 @@ _MAGIC: Final = b"PNSTKL01"
 _TIME_BITS: Final = 44
 _V4_BYTES: Final = 8
 _V6_BYTES: Final = 20
+PORTION: Final = 4_096
+"""Records of a snapshot that are copied in one go, in a millisecond or two."""
 MAX_TIME_MS: Final = (1 << _TIME_BITS) - 1
 
 CHANGED: Final = 1
@@ -39,6 +47,9 @@ CHANGED: Final = 1
 SUSPENDED: Final = 2
 """Its end is not a failed attempt."""
 _V6: Final = 4
+
+
+Grow = Callable[[Callable[[], None]], int]
 
 
 class Lease(NamedTuple):
@@ -120,12 +131,18 @@ class Leases:
     file_name = "leases"
     prompt = False
 
-    def __init__(self, note: Note, offsets: Offsets) -> None:
+    def __init__(self, note: Note, grow: Grow, offsets: Offsets) -> None:
+        """`grow` promises an entry: the function given to it is called to note it, before the disk is."""
         self.dirty = False
         self.count = 0
         """Records, not messages."""
         self.due = DueTimes()
-        self._note = note
+        self._note_now = note
+        self._grow = grow
+        self._run: LeaseQueue | None = None
+        """Whose messages the acks of a run were of, and of which lease."""
+        self._run_key = 0
+        self._run_bits = 0
         self._offsets = offsets
         self._queues: dict[tuple[str, str, int], LeaseQueue] = {}
         self._by_prefix: dict[bytes, LeaseQueue] = {}
@@ -235,7 +252,7 @@ class Leases:
         record = queue.leases.get(key)
         if record is None:
             return False
-        _, _, _, given_ms, flags = _HEAD.unpack_from(record)
+        given_ms, flags = _TERMS.unpack_from(record, _TERMS_AT)
         bits_at = _HEAD.size + (_V6_BYTES if flags & _V6 else _V4_BYTES)
         unacked = int.from_bytes(record[bits_at:], "little")
         index = offset - start
@@ -253,9 +270,25 @@ class Leases:
         if flags & CHANGED:
             queue.delayed -= 1
         self.dirty = True
-        bits = bit.to_bytes(index // 8 + 1, "little")
-        self._note(Kind.LEASE_RELEASED, queue.prefix + _KEY.pack(start, pop_ms) + bits)
+        if queue is self._run and key == self._run_key:
+            self._run_bits |= bit
+        else:
+            self._end_run()
+            self._run, self._run_key, self._run_bits = queue, key, bit
+            self._grow(self._end_run)
         return True
+
+    def _end_run(self) -> None:
+        queue, self._run = self._run, None
+        if queue is not None:
+            place = _KEY.pack(self._run_key >> _TIME_BITS, self._run_key & MAX_TIME_MS)
+            bits = self._run_bits.to_bytes((self._run_bits.bit_length() + 7) // 8, "little")
+            self._note_now(Kind.LEASE_RELEASED, queue.prefix + place + bits)
+
+    def _note(self, kind: int, payload: bytes) -> int:
+        """Entries keep the order of what happened."""
+        self._end_run()
+        return self._note_now(kind, payload)
 
     def release(self, queue: LeaseQueue, lease: Lease, mask: int) -> int:
         """Messages of a lease are acked, or have gone elsewhere; the journal position."""
@@ -313,13 +346,19 @@ class Leases:
 
     # ---- surviving ------------------------------------------------------------------------------
 
-    def snapshot(self) -> bytes:
+    def snapshot(self) -> Iterator[bytes]:
+        """In portions: copying a million records at once would keep everybody waiting."""
         queues = [queue for queue in self._queues.values() if queue.leases]
-        parts = [_MAGIC, _COUNT.pack(len(queues))]
+        portion = [_MAGIC, _COUNT.pack(len(queues))]
         for queue in queues:
-            parts += (queue.prefix, _COUNT.pack(len(queue.leases)))
-            parts += queue.leases.values()
-        return b"".join(parts)
+            records = list(queue.leases.values())
+            portion += (queue.prefix, _COUNT.pack(len(records)))
+            for first in range(0, len(records), PORTION):
+                portion += records[first : first + PORTION]
+                if len(portion) >= PORTION:
+                    yield b"".join(portion)
+                    portion = []
+        yield b"".join(portion)
 
     def load(self, saved: bytes) -> None:
         """Raises ValueError for bytes that are no snapshot."""

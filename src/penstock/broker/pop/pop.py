@@ -7,6 +7,7 @@ that does one thing at a time. The next pop goes on behind, also while this one 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock import limits
@@ -212,8 +213,7 @@ class Popper:
         retry_first = turn < self._settings.pop_from_retry_probability
         if retry_first and not header.order:
             self._collect_retries(batch, turn, now_ms)
-        for queue_id in frontier.visit(header.topic, header.queue_id, turn):
-            self._pop_queue(batch, header.topic, queue_id, now_ms)
+        self._pop_queues(batch, header.topic, frontier.visit(header.topic, header.queue_id, turn), now_ms)
         if not retry_first and not header.order and not batch.full:
             self._collect_retries(batch, turn, now_ms)
 
@@ -221,17 +221,21 @@ class Popper:
         """Where there are two retry topics, each comes first half of the time, so both are emptied."""
         names = self._frontier.retry_topics(batch.header.topic, batch.header.consumer_group)
         for name in reversed(names) if turn % 2 == 0 else names:
-            for queue_id in self._frontier.visit(name, ALL_QUEUES, turn):
-                self._pop_queue(batch, name, queue_id, now_ms)
+            self._pop_queues(batch, name, self._frontier.visit(name, ALL_QUEUES, turn), now_ms)
+
+    def _pop_queues(self, batch: _Batch, topic: str, queue_ids: Sequence[int], now_ms: int) -> None:
+        for index, queue_id in enumerate(queue_ids):
+            if batch.full:
+                if not batch.header.order:
+                    batch.rest += self._frontier.backlog(
+                        batch.header.consumer_group, topic, queue_ids[index:]
+                    )
+                return
+            self._pop_queue(batch, topic, queue_id, now_ms)
 
     def _pop_queue(self, batch: _Batch, topic: str, queue_id: int, now_ms: int) -> None:
         header, store = batch.header, self._store
         group = header.consumer_group
-        if batch.full:
-            offset = self._frontier.look(group, topic, queue_id)
-            if not header.order:
-                batch.rest += max(0, store.max_offset(topic, queue_id) - offset)
-            return
         if self._broker.offsets.take_reset(group, topic, queue_id) is not None:
             self._orders.drop_queue(topic, group, queue_id)
         begin = self._frontier.begin(group, topic, queue_id, header.init_mode, now_ms)

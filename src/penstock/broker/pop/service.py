@@ -30,7 +30,7 @@ class PopService:
     def __init__(self, broker: Broker, note: Note, *, now_ms: int) -> None:
         """`note` repeats what a failed flush loses: leases in memory and in the journal must not differ."""
         self._broker = broker
-        self.leases = Leases(note, broker.offsets)
+        self.leases = Leases(note, broker.store.journal.grow, broker.offsets)
         self.orders = OrderInfos(note)
         self.modes = RequestModes(broker.settings, note)
         frontier = Frontier(broker)

@@ -170,3 +170,40 @@ def test_a_damaged_snapshot_of_leases_is_refused_with_a_reason(pops: Any) -> Non
     pops.bench.store.disk.unlock()
     file.unlink()
     pops.bench.open()
+
+
+@pytest.mark.parametrize("ticks", range(12))
+def test_a_snapshot_in_portions_and_the_journal_tell_what_changed_between_two_of_them(
+    pops: Any, monkeypatch: pytest.MonkeyPatch, ticks: int
+) -> None:
+    """Killed this many ticks after the snapshot was begun, with a pop, an ack and a change in each tick."""
+    monkeypatch.setattr("penstock.broker.pop.leases.PORTION", 2)
+    bench = pops.bench
+    pops.topic(queues=2)
+    pops.send(60)
+    held = [pops.pop(most=1, invisible_ms=40_000).messages[0] for _ in range(12)]
+    expected = {message.body for message in held}
+    bench.wait(20_000, step_ms=1_000)  # whatever snapshot there was is saved
+    persistence = bench.broker.persistence
+    pops.ack(held[11])
+    expected.remove(held[11].body)
+    while persistence._save is None:
+        bench.now_ms += 100
+        bench.broker.tick(bench.now_ms)
+    bench.flush()
+    for number in range(ticks):
+        bench.now_ms += 20
+        bench.broker.tick(bench.now_ms)
+        if number < 8:
+            (new,) = pops.pop(most=1, invisible_ms=40_000).messages
+            pops.ack(held[number])
+            assert pops.change(held[number + 1], 39_000).code == 0
+            expected = expected - {held[number].body} | {new.body}
+    saved = bench.store.disk.exists("penstock/leases.bak")
+    assert saved or ticks < 10
+    pops.kill()
+    assert pops.in_flight() == len(expected)
+    pops.bench.wait(41_000, step_ms=100)
+    popped = {body for body, _ in drain(pops)}
+    assert expected <= popped
+    assert {body for body in popped if int(body[1:]) < 12} == {m for m in expected if int(m[1:]) < 12}

@@ -233,6 +233,30 @@ def test_a_pop_whose_lease_could_not_be_written_is_refused_and_redelivered_in_it
     assert sorted(pops.pop().bodies) == [b"m0", b"m1"]
 
 
+def test_acks_that_came_while_a_flush_failed_are_refused_and_count_when_the_disk_is_well(pops: Any) -> None:
+    pops.send(3)
+    batch = pops.pop(invisible_ms=20_000).messages
+    bench = pops.bench
+    first = bench.request(200051, pops.ack_fields(batch[0]))
+    flush = bench.store.take_flush()
+    second = bench.request(200051, pops.ack_fields(batch[1]))
+    error = OSError(28, "no space left")
+    bench.store.flushed(flush, error)
+    bench.broker.flush_failed(error, bench.now_ms)
+    assert [bench.answered(first).code, bench.answered(second).code] == [14, 14]
+    third = bench.request(200051, pops.ack_fields(batch[2]))
+    assert bench.answered(third) is None
+    for _ in range(5):
+        bench.now_ms += 1_000
+        for job in bench.store.tick(bench.now_ms):
+            job()
+        bench.wait(20, step_ms=20)
+    assert bench.answered(third).code == 0
+    pops.kill()
+    pops.bench.wait(20_000, step_ms=100)
+    assert pops.pop().code == 210
+
+
 # ---- the clock ----------------------------------------------------------------------------------
 
 

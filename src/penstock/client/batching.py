@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from itertools import count, repeat
 from typing import Any
 
 from penstock.client.config import ProducerSettings
 from penstock.client.sender import Outgoing, Sender, SendResult, by_key
 from penstock.errors import InvalidArgument, MessageTooLarge, PenstockError, SendManyFailed
 from penstock.limits import MAX_PROPERTIES_BYTES
-from penstock.message.batch import add_element
+from penstock.message.batch import ELEMENT_BYTES, check_properties_size, encode_columns
 from penstock.message.ids import unique_id
 from penstock.message.model import Message
 from penstock.message.names import is_retry_topic
@@ -21,16 +22,14 @@ from penstock.wire.codes import RequestCode
 NOT_IN_BATCHES = frozenset(
     {Key.DELAY, Key.TIMER_DELAY_MS, Key.TIMER_DELAY_SEC, Key.TIMER_DELIVER_MS, Key.TRAN_MSG}
 )
-ELEMENT_BYTES = 22
-"""What a message costs in a batch besides body and properties."""
 
 QueueKey = str | int | Callable[[Message], str | int] | None
 
 
 class _Chunk:
-    """Messages on their way to one batch: their places in the result, ids and encoded parts."""
+    """Messages on their way to one batch, in columns: their places in the result, ids and parts."""
 
-    __slots__ = ("ids", "parts", "places", "queue", "size", "topic", "wait")
+    __slots__ = ("bodies", "flags", "ids", "places", "properties", "queue", "size", "topic", "wait")
 
     def __init__(self, topic: str, wait: str, queue: MessageQueue | None) -> None:
         self.topic = topic
@@ -38,24 +37,31 @@ class _Chunk:
         self.queue = queue
         self.places: list[int] = []
         self.ids: list[str] = []
-        self.parts: list[bytes | memoryview] = []
+        self.flags: list[int] = []
+        self.bodies: list[bytes] = []
+        self.properties: list[bytes] = []
         self.size = 0
 
     def append(self, place: int, flag: int, body: bytes, properties: dict[str, str]) -> None:
         message_id = properties.get(Key.UNIQ_KEY)
         if message_id is None:
             message_id = properties[Key.UNIQ_KEY] = unique_id()
-        # Raises, and nothing is noted, where the properties are too large.
-        self.size += add_element(self.parts, flag, body, encode_properties(properties).encode())
+        text = encode_properties(properties).encode()
+        if len(text) > MAX_PROPERTIES_BYTES:
+            check_properties_size(len(text))  # raises, and nothing is noted
+        self.size += ELEMENT_BYTES + len(body) + len(text)
         self.places.append(place)
         self.ids.append(message_id)
+        self.flags.append(flag)
+        self.bodies.append(body)
+        self.properties.append(text)
 
     def outgoing(self) -> Outgoing:
         properties = encode_properties({Key.UNIQ_KEY: unique_id(), Key.WAIT: self.wait})
         return Outgoing(
             RequestCode.SEND_BATCH_MESSAGE,
             self.topic,
-            b"".join(self.parts),
+            encode_columns(self.flags, self.bodies, self.properties),
             properties,
             ",".join(self.ids),
             batch=True,
@@ -66,13 +72,19 @@ class _Chunk:
         offset_ids = result.offset_message_id.split(",")
         if len(offset_ids) != len(self.ids):  # stored as one record
             offset_ids = offset_ids[:1] * len(self.ids)
-        status, queue, region, offset = result.status, result.queue, result.region, result.queue_offset
-        new = tuple.__new__  # what SendResult's own constructor calls, at half the cost
-        for place, message_id, offset_id in zip(self.places, self.ids, offset_ids, strict=True):
-            results[place] = new(
-                SendResult, (status, message_id, queue, offset, offset_id, None, None, region)
-            )
-            offset += 1
+        rows = zip(
+            repeat(result.status),
+            self.ids,
+            repeat(result.queue),
+            count(result.queue_offset),
+            offset_ids,
+            repeat(None),
+            repeat(None),
+            repeat(result.region),
+        )
+        # tuple.__new__ is what SendResult's own constructor calls; so the loop over messages is not Python's.
+        for place, each in zip(self.places, map(tuple.__new__, repeat(SendResult), rows), strict=True):
+            results[place] = each
 
 
 class Batcher:
@@ -114,23 +126,26 @@ class Batcher:
     ) -> list[SendResult]:
         settings = self._settings
         run = _Run(self._sender, settings.batch_requests, timeout_ms)
+        results, check = run.results, self._check
+        compress_over_bytes = settings.compress_over_bytes
+        batch_messages, batch_bytes = settings.batch_messages, settings.batch_bytes
         most_bytes = settings.max_message_bytes - MAX_PROPERTIES_BYTES - ELEMENT_BYTES
         open_chunks: dict[tuple[str, str, MessageQueue | None], _Chunk] = {}
         for place, message in enumerate(messages):
-            run.results.append(None)
+            results.append(None)
             try:
-                self._check(message)
+                check(message)
                 queue = None if queue_key is None else await self._queue_for(message, queue_key)
             except PenstockError as error:
-                run.results[place] = error
+                results[place] = error
                 continue
-            body, properties = message.body, message.properties
+            topic, body, properties = message.topic, message.body, message.properties
             # Alone, a large message is compressed; with a key it stays in its batch, for the order's sake.
-            large = queue is None and len(body) >= settings.compress_over_bytes
-            if large or not _batchable(message.topic, properties):
+            large = queue is None and len(body) >= compress_over_bytes
+            if large or not _batchable(topic, properties):
                 await run.send_single(place, self._prepare(message), queue)
                 continue
-            key = (message.topic, properties.get(Key.WAIT, "true"), queue)
+            key = (topic, properties.get(Key.WAIT, "true"), queue)
             chunk = open_chunks.get(key)
             if chunk is not None and chunk.size + len(body) > most_bytes:
                 await run.send_chunk(open_chunks.pop(key))
@@ -140,8 +155,8 @@ class Batcher:
             try:
                 chunk.append(place, message.flag, body, properties)
             except MessageTooLarge as error:
-                run.results[place] = error
-            if len(chunk.places) >= settings.batch_messages or chunk.size >= settings.batch_bytes:
+                results[place] = error
+            if len(chunk.places) >= batch_messages or chunk.size >= batch_bytes:
                 await run.send_chunk(open_chunks.pop(key))
         for chunk in open_chunks.values():
             if chunk.places:

@@ -46,6 +46,7 @@ class Producer:
         self._state = ServiceState.CREATE_JUST
         self._pid = os.getpid()
         self._compression = COMPRESSION[self.settings.compress_type]
+        self._max_message_bytes = self.settings.max_message_bytes
         self._permits: Permits | None = None
 
     # ---- life ---------------------------------------------------------------------------------------
@@ -215,12 +216,10 @@ class Producer:
         if message.topic in NOT_SENDABLE:
             raise InvalidArgument(f"topic {message.topic} belongs to the system, nothing can be sent to it")
         size = len(message.body)
-        if not size:
-            raise InvalidArgument("the body is empty")
-        if size > self.settings.max_message_bytes:
-            raise MessageTooLarge(
-                f"a body of {size} bytes is over the limit of {self.settings.max_message_bytes}"
-            )
+        if not 0 < size <= self._max_message_bytes:
+            if not size:
+                raise InvalidArgument("the body is empty")
+            raise MessageTooLarge(f"a body of {size} bytes is over the limit of {self._max_message_bytes}")
 
     def _prepare(self, message: Message) -> Outgoing:
         self._check_message(message)
@@ -238,11 +237,5 @@ class Producer:
                 f"properties of {len(text.encode())} bytes: at most {MAX_PROPERTIES_BYTES} fit"
             )
         return Outgoing(
-            RequestCode.SEND_MESSAGE_V2,
-            message.topic,
-            body,
-            text,
-            message_id,
-            sys_flag=sys_flag,
-            flag=message.flag,
+            RequestCode.SEND_MESSAGE_V2, message.topic, body, text, message_id, sys_flag, message.flag
         )

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import msgspec
+
 from penstock.client.api import RETRIABLE_CODES, server_error, vip_address
 from penstock.client.config import ProducerSettings
 from penstock.client.faults import LatencyFaults
@@ -64,46 +66,19 @@ class SendResult(NamedTuple):
     region: str | None = None
 
 
-class Outgoing:
+class Outgoing(msgspec.Struct, eq=False, gc=False):
     """One request's worth of message, ready for the wire: made once, sent as often as needed."""
 
-    __slots__ = (
-        "batch",
-        "body",
-        "code",
-        "flag",
-        "max_reconsume_times",
-        "message_id",
-        "properties",
-        "reconsume_times",
-        "sys_flag",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        code: int,
-        topic: str,
-        body: bytes,
-        properties: str,
-        message_id: str,
-        *,
-        sys_flag: int = 0,
-        flag: int = 0,
-        batch: bool = False,
-        reconsume_times: int = 0,
-        max_reconsume_times: int | None = None,
-    ) -> None:
-        self.code = code
-        self.topic = topic
-        self.body = body
-        self.properties = properties
-        self.message_id = message_id
-        self.sys_flag = sys_flag
-        self.flag = flag
-        self.batch = batch
-        self.reconsume_times = reconsume_times
-        self.max_reconsume_times = max_reconsume_times
+    code: int
+    topic: str
+    body: bytes
+    properties: str
+    message_id: str
+    sys_flag: int = 0
+    flag: int = 0
+    batch: bool = False
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
 
 
 class SendHook(Protocol):
@@ -199,6 +174,8 @@ class Sender:
     def select(self, info: PublishInfo, last_broker: str | None, now_ms: float) -> MessageQueue:
         """The next queue in turn, on another broker than the last attempt's if there is one."""
         count = len(info.queues)
+        if last_broker is None and not self.faults.enabled:
+            return info.next()
         if self.faults.enabled:
             if last_broker is not None:
                 info.shuffle()
@@ -210,7 +187,7 @@ class Sender:
                 queue = info.next()
                 if queue.broker_name != last_broker and self.faults.reachable(queue.broker_name):
                     return queue
-        elif last_broker is not None:
+        else:
             for _ in range(count):
                 queue = info.next()
                 if queue.broker_name != last_broker:
@@ -228,19 +205,19 @@ class Sender:
         """
         settings = self.settings
         timeout_ms = timeout_ms or settings.send_timeout_ms
-        started = time.monotonic()
+        started = begin = time.monotonic()
         chosen = queue
-        info = (
-            None
-            if chosen is not None
-            else self.known(message.topic) or await self.publish_info(message.topic)
-        )
+        info = None
+        if chosen is None:
+            info = self._publish.get(message.topic)
+            if info is None or not info.queues:
+                info = await self.publish_info(message.topic)
+                begin = time.monotonic()
         attempts = 1 if chosen is not None else 1 + settings.retry_times
         last_broker: str | None = None
         errors: list[Exception] = []
         kept: SendResult | None = None
         for attempt in range(attempts):
-            begin = time.monotonic()
             left_ms = timeout_ms - int((begin - started) * 1000)
             if left_ms <= 0:
                 break
@@ -252,7 +229,16 @@ class Sender:
             last_broker = target.broker_name
             isolate, reachable = False, True
             try:
-                result = await self._attempt(message, target, left_ms, first=attempt == 0)
+                address = self._master(last_broker) or await self.instance.master_address(target)
+                if attempt == 0 and settings.vip_channel:
+                    address = vip_address(address)
+                if self.hooks:
+                    result = await self._hooked_attempt(message, target, address, left_ms)
+                else:
+                    response = await self._request(
+                        address, message.code, self._header(message, target), message.body, left_ms
+                    )
+                    result = read_result(response, message, target, address)
                 if result.status is SendStatus.OK or not settings.retry_another_broker_when_not_stored_ok:
                     return result
                 kept = result
@@ -276,21 +262,14 @@ class Sender:
                         reachable=reachable,
                         now_ms=now * 1000,
                     )
+            begin = time.monotonic()
         if kept is not None:
             return kept
         raise _final_error(message, errors, timeout_ms)
 
-    async def _attempt(
-        self, message: Outgoing, queue: MessageQueue, timeout_ms: int, *, first: bool
+    async def _hooked_attempt(
+        self, message: Outgoing, queue: MessageQueue, address: str, timeout_ms: int
     ) -> SendResult:
-        address = self._master(queue.broker_name) or await self.instance.master_address(queue)
-        if first and self.settings.vip_channel:
-            address = vip_address(address)
-        if not self.hooks:
-            response = await self._request(
-                address, message.code, self._header(message, queue), message.body, timeout_ms
-            )
-            return read_result(response, message, queue, address)
         for hook in self.hooks:
             hook.before(self.group, queue, message)
         result, failure = None, None

@@ -111,6 +111,22 @@ def test_a_light_queue_is_queue_0_whatever_its_records_say() -> None:
     assert handles(popped, "%LMQ%x") == [f"2 {POP_MS} 60000 3 0 broker-a 0 2"]
 
 
+@pytest.mark.scenario("pop-51")
+def test_messages_dispatched_to_a_light_queue_are_acked_there_by_their_offsets_in_it() -> None:
+    """As an Apache broker with light queues stores them: once, under the topic they were sent to."""
+    stored = [
+        record("T", 6, 500, INNER_MULTI_DISPATCH="%LMQ%y,%LMQ%x", INNER_MULTI_QUEUE_OFFSET="9,2"),
+        record("T", 1, 40, INNER_MULTI_DISPATCH="%LMQ%x", INNER_MULTI_QUEUE_OFFSET="3"),
+    ]
+    popped = result(*stored, starts={"0@0": 2}, offsets={"0@0": [2, 3]})
+    assert handles(popped, "%LMQ%x") == [
+        f"2 {POP_MS} 60000 3 0 broker-a 0 2",
+        f"2 {POP_MS} 60000 3 0 broker-a 0 3",
+    ]
+    messages = popped_messages(popped, MessageQueue("%LMQ%x", "broker-a", -1), "g", 0.0)
+    assert {message.queue for message in messages} == {MessageQueue("%LMQ%x", "broker-a", 0)}
+
+
 def test_orderly_attempts_are_those_of_the_message_else_of_its_queue() -> None:
     popped = result(
         record("T", 0, 5),

@@ -296,3 +296,17 @@ def test_an_idle_connection_is_closed_by_the_client_too(run, serving, service, u
             await until(lambda: connection.closed, 2)
 
     run(main())
+
+
+@pytest.mark.behaviour("RPC-2")
+def test_a_lone_request_does_not_overtake_what_was_written_before_it_in_the_same_turn(run, serving, service):
+    async def main():
+        async with serving(service) as address:
+            connection = await Connection.open(address)
+            connection.oneway_nowait(SILENT, {"n": "first"})
+            await connection.request(ECHO, {"n": "second"})
+            await connection.request(ECHO, {"n": "third"})
+            assert [command.ext["n"] for command in service.handled] == ["first", "second", "third"]
+            await connection.close()
+
+    run(main())

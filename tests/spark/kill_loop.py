@@ -31,9 +31,9 @@ from faults import children
 
 from penstock.admin import AdminClient, TopicSettings
 from penstock.message.batch import encode_batch
+from penstock.spark.batch import BatchReader
 from penstock.spark.brokers import Brokers, brokers
 from penstock.spark.options import read_options
-from penstock.spark.source import BatchReader
 from penstock.wire.codes import RequestCode
 from penstock.wire.headers import SendHeaderV2
 

@@ -16,11 +16,11 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import TopicNotFound
 from penstock.message.queue import MessageQueue
+from penstock.spark.batch import RangesPartition
 from penstock.spark.cluster import DataLossError
 from penstock.spark.offsets import parse_offset
 from penstock.spark.options import read_options
 from penstock.spark.sink import Sender
-from penstock.spark.source import RangesPartition
 from penstock.spark.stream import StreamReader
 from penstock.spark.write_options import write_options
 from penstock.testing import RunningBroker, broker

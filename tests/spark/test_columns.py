@@ -199,6 +199,72 @@ def test_rows_with_the_same_names_equal_the_one_by_one_codec(
 
 
 @pytest.mark.scenario(28)
+@given(
+    st.lists(st.tuples(names, st.integers(1, 140)), min_size=1, max_size=4),
+    st.lists(bodies, min_size=2, max_size=6),
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 700), st.sampled_from(b"\x00\x01\x02aZ\xc3")), max_size=2
+    ),
+    st.sampled_from([b"orders", b"t\xfe"]),
+)
+@settings(max_examples=200)
+def test_rows_that_end_in_the_same_way_equal_the_one_by_one_codec(
+    shape: list[tuple[bytes, int]],
+    row_bodies: list[bytes],
+    changes: list[tuple[int, int, int]],
+    topic: bytes,
+) -> None:
+    """All of one shape, or but for a byte here and there: a name, a separator or a value."""
+    texts = [
+        bytearray(b"".join(name + b"\x01" + bytes([97 + row]) * size + b"\x02" for name, size in shape))
+        for row in range(len(row_bodies))
+    ]
+    for row, place, byte in changes:
+        text = texts[row % len(texts)]
+        text[place % len(text)] = byte
+    part = segment(
+        *(
+            record(number, properties=bytes(text), body=body, topic=topic)
+            for number, (text, body) in enumerate(zip(texts, row_bodies, strict=True))
+        )
+    )
+    batch = Decoder(options()).decode([part])
+    batch.validate(full=True)
+    found = batch.to_pylist()
+    for row_found in found:
+        row_found["properties"] = sorted(row_found["properties"])
+    assert found == one_by_one(part.body, 0, EVERYTHING)
+    raw = Decoder(options(includeProperties="raw")).decode([part])
+    expected = [view.properties_text for view in split_records(part.body)]
+    assert raw.column("properties").to_pylist() == expected
+
+
+@pytest.mark.parametrize("changed", [0, 63, 64, 130, 131])
+def test_one_row_of_many_that_ends_otherwise_is_seen(changed: int) -> None:
+    """The separator in the changed value makes it end early, and the rest of it is a property without one."""
+    texts = [f"TAGS\x01tag{number:04}\x02KEYS\x01k\x02".encode() for number in range(132)]
+    texts[changed] = b"TAGS\x01tag\x0200\x01\x02KEYS\x01k\x02"
+    part = segment(*(record(number, properties=text) for number, text in enumerate(texts)))
+    batch = Decoder(options()).decode([part])
+    found = batch.to_pylist()
+    for row in found:
+        row["properties"] = sorted(row["properties"])
+    assert found == one_by_one(part.body, 0, EVERYTHING)
+    assert found[changed]["tags"] == "tag"
+
+
+def test_a_decoder_goes_on_after_a_longer_and_a_shorter_answer() -> None:
+    """What it keeps from one batch for the next is cut to size."""
+    decoder = Decoder(options())
+    for count in (3, 8, 1, 5):
+        part = segment(*(record(number) for number in range(count)))
+        batch = decoder.decode([part])
+        batch.validate(full=True)
+        assert [row["topic"] for row in batch.to_pylist()] == ["orders"] * count
+        assert [dict(row["properties"])["KEYS"] for row in batch.to_pylist()] == ["k1 k2"] * count
+
+
+@pytest.mark.scenario(28)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 90)), max_size=12), st.integers(0, 200))
 @settings(max_examples=60)
 def test_records_in_runs_of_one_size_are_all_found(runs: list[tuple[int, int]], cut: int) -> None:

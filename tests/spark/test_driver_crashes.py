@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from penstock.spark.batch import BatchReader
 from penstock.spark.options import read_options
 from penstock.spark.sink import _write
-from penstock.spark.source import BatchReader
 from penstock.spark.stream import StreamReader
 from penstock.spark.write_options import write_options
 from penstock.testing import RunningBroker, broker

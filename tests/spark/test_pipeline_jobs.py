@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import InvalidArgument, PenstockError
+from penstock.message.queue import MessageQueue
 from penstock.spark.pipeline.config import Archive, Pipeline, load
 from penstock.spark.pipeline.runner import Runner
 from penstock.spark.pipeline.status import JobStatus, read_status
@@ -302,6 +303,10 @@ def test_a_report_counts_what_was_sent_failed_and_died(run: Run, topics: Any, tm
     topics.send(topic, 1, [b"x"] * 10, b"KEYS\x01sam\x02")
     send_returned(topics, f"%RETRY%{group}", 8, f"RETRY_TOPIC\x01{topic}\x02")
     send_returned(topics, f"%DLQ%{group}", 2, f"DLQ_ORIGIN_TOPIC\x01{topic}\x02")
+    ((name, address),) = topics.addresses_of(topic).items()
+    for queue_id, offset in ((0, 12), (1, 10)):
+        queue = MessageQueue(topic, name, queue_id)
+        topics.brokers.run(topics.brokers.api.update_offset(address, group, queue, offset, oneway=False))
     status = run(f"""
         [jobs.figures]
         job = "report"
@@ -323,6 +328,9 @@ def test_a_report_counts_what_was_sent_failed_and_died(run: Run, topics: Any, tm
     assert {(row["group"], row["topic"]) for row in groups} == {(group, topic)}
     assert sum(row["retries"] for row in groups) == 8
     assert sum(row["dead_letters"] for row in groups) == 2
+    lags = {row["topic"]: row for row in pq.read_table(folder / "lags.parquet").to_pylist()}
+    assert (lags[topic]["group"], lags[topic]["ready"]) == (group, 18)
+    assert 0 <= lags[topic]["oldest_age_ms"] < 600_000
     keys = pq.read_table(folder / "top_keys.parquet").to_pylist()
     assert [(row["key"], row["messages"]) for row in keys] == [("kim", 30), ("order-1", 30)]
     assert (folder / "topics.csv").read_text().startswith('"topic","first","last","messages"')

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
 from penstock.errors import InvalidArgument
+from penstock.spark.batch import RangesPartition
 from penstock.spark.options import read_options
 from penstock.spark.pushdown import PushdownReader
-from penstock.spark.source import RangesPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,11 +15,11 @@ import pytest
 from penstock.client.api import BrokerApi, PullResult, PullStatus
 from penstock.errors import RequestTimeout
 from penstock.message.queue import MessageQueue
+from penstock.spark.batch import BatchReader, RangesPartition
 from penstock.spark.cluster import Cluster, DataLossError
 from penstock.spark.options import read_options
 from penstock.spark.ranges import OffsetRange
 from penstock.spark.reader import read_ranges
-from penstock.spark.source import BatchReader, RangesPartition
 from penstock.spark.stream import StreamReader
 from penstock.testing import RunningBroker, broker
 

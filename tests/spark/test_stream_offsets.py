@@ -11,10 +11,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from penstock.errors import InvalidArgument
 from penstock.message.queue import MessageQueue
+from penstock.spark.batch import RangesPartition
 from penstock.spark.cluster import Bounds, DataLossError
 from penstock.spark.offsets import parse_offset
 from penstock.spark.options import read_options
-from penstock.spark.source import RangesPartition
 from penstock.spark.stream import StreamReader
 
 Offset = dict[str, Any]

@@ -22,10 +22,12 @@ from penstock.message import sysflag
 from penstock.message.ids import offset_id
 from penstock.message.model import host_text
 from penstock.message.properties import Key, properties_damaged
-from penstock.spark.layout import HEAD, Bools, Ints, Layout, Segment, find_records
+from penstock.spark.arrays import Bools, Ints, Repeats, all_same, is_utf8, not_utf8, numbers, slices
+from penstock.spark.even_tails import EvenTails, even_tails
+from penstock.spark.layout import HEAD, Layout, Segment, find_records
 from penstock.spark.odd_records import Row, damaged_row, rows_of_record
 from penstock.spark.options import PullOptions
-from penstock.spark.property_columns import PropertyColumns, all_same, not_utf8, repeated, slices
+from penstock.spark.property_columns import PropertyColumns
 from penstock.spark.schema import arrow_schema
 
 log = logging.getLogger("penstock.spark")
@@ -64,6 +66,7 @@ class Decoder:
         self._as_map = "properties" in wanted and options.properties == "map"
         self._taken_apart = self._as_map or not _FROM_PROPERTIES.keys().isdisjoint(wanted)
         self._with_texts = self._taken_apart or "properties" in wanted
+        self._repeats = Repeats()
 
     def decode(self, segments: Sequence[Segment]) -> pa.RecordBatch:
         """All wanted messages of the answers, in their order."""
@@ -97,18 +100,22 @@ class Decoder:
         part = layout.pick(rows)
         buffer = pa.py_buffer(data)
         odd = np.zeros(len(rows), np.bool_)
-        properties: PropertyColumns | None = None
+        properties: PropertyColumns | EvenTails | None = None
         texts: Any = None
         topics: Any = None
-        if self._with_texts:
-            texts = slices(buffer, part.properties_starts, part.ends, pa.binary())
-            odd |= not_utf8(texts)
-        if self._taken_apart and not odd.any():
-            properties = PropertyColumns(texts, as_map=self._as_map)
-            odd |= properties.odd
-        if "topic" in self._kinds:
-            topics = _topics(data, part)
-            odd |= not_utf8(topics)
+        tails = even_tails(data, part, self._repeats) if self._with_texts else None
+        if tails is not None:
+            properties, topics = tails, tails.topics()
+        else:
+            if self._with_texts:
+                texts = slices(buffer, part.properties_starts, part.ends, pa.binary())
+                odd |= not_utf8(texts)
+            if self._taken_apart and not odd.any():
+                properties = PropertyColumns(texts, self._repeats, as_map=self._as_map)
+                odd |= properties.odd
+            if "topic" in self._kinds:
+                topics = self._topics(data, part)
+                odd |= not_utf8(topics)
         if odd.any():
             columns, more = self._plain_columns(data, layout, rows[~odd], segments, segment_of)
             return columns, np.concatenate((rows[odd], more))
@@ -116,28 +123,53 @@ class Decoder:
         for name, kind in self._kinds.items():
             if name in _NUMBERS:
                 field, number = _NUMBERS[name]
-                columns[name] = pa.array(part.heads[field].astype(number))
+                columns[name] = numbers(part.heads[field].astype(number))
             elif name in _TIMES:
                 columns[name] = _times(part.heads[_TIMES[name]].astype(np.int64), kind)
             elif name in _HOSTS:
-                columns[name] = _hosts(part.heads[_HOSTS[name]])
+                columns[name] = self._hosts(part.heads[_HOSTS[name]])
             elif name == "body":
                 columns[name] = slices(buffer, part.starts + HEAD.itemsize, part.body_ends, pa.binary())
             elif name == "topic":
-                columns[name] = topics.cast(pa.string())
+                columns[name] = topics.view(kind)
             elif name == "brokerName":
-                columns[name] = _broker_names(segments, segment_of[rows])
+                columns[name] = self._broker_names(segments, segment_of[rows])
             elif properties is not None and name in _FROM_PROPERTIES:
                 columns[name] = properties.column(_FROM_PROPERTIES[name])
             elif properties is not None and name == "properties" and self._as_map:
                 columns[name] = properties.map_column()
             elif name == "properties":
-                columns[name] = texts.cast(pa.string())
+                columns[name] = texts.view(kind) if tails is None else tails.texts()
             else:
                 columns[name] = pa.nulls(len(rows), kind)
         if "msgId" in columns and columns["msgId"].null_count:
             columns["msgId"] = pc.coalesce(columns["msgId"], _offset_ids(part.heads))
         return columns, rows[:0]
+
+    def _topics(self, data: bytes, part: Layout) -> pa.Array:
+        """As text or as binary. Nearly always it is the same one everywhere."""
+        starts, sizes = part.body_ends + 1, part.properties_starts - part.body_ends - 3
+        even = bool(len(starts)) and bool((sizes == sizes[0]).all())
+        if even and all_same(np.frombuffer(data, np.uint8), starts, int(sizes[0])):
+            topic = data[starts[0] : starts[0] + sizes[0]]
+            if is_utf8(topic):
+                return self._repeats.of((topic,), len(starts))
+        return slices(pa.py_buffer(data), starts, starts + sizes, pa.binary())
+
+    def _broker_names(self, segments: Sequence[Segment], segment_of: Ints) -> pa.Array:
+        names = [segment.queue.broker_name for segment in segments]
+        if len(set(names)) == 1:
+            return self._repeats.of((names[0].encode(),), len(segment_of))
+        return pa.array(names).take(numbers(segment_of))
+
+    def _hosts(self, packed: npt.NDArray[Any]) -> pa.Array:
+        """Few hosts send many messages, so each is put into words once."""
+        words = np.ascontiguousarray(packed).view(np.uint64)
+        if len(words) and (words == words[0]).all():
+            return self._repeats.of((host_text(packed[0].tobytes()).encode(),), len(words))
+        codes = numbers(words).dictionary_encode()
+        texts = [host_text(word.to_bytes(8, sys.byteorder)) for word in codes.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(codes.indices)
 
     # ---- one by one ---------------------------------------------------------------------------------
 
@@ -182,7 +214,8 @@ class Decoder:
             values = [row.get(name) for _, row in odd]
             if name in _TIMES:
                 empty = np.array([value is None for value in values], np.bool_)
-                array = _times(np.array([value or 0 for value in values], np.int64), kind, empty)
+                array = _times(np.array([value or 0 for value in values], np.int64), kind)
+                array = pc.if_else(pa.array(empty), pa.scalar(None, kind), array)
             else:
                 array = pa.array(values, kind)
             merged[name] = pa.concat_arrays([columns[name], array]).take(pa.array(order))
@@ -214,35 +247,9 @@ def _intact(data: bytes, layout: Layout) -> Bools:
     return intact
 
 
-def _times(milliseconds: npt.NDArray[np.int64], kind: pa.DataType, empty: Bools | None = None) -> pa.Array:
-    bounded = np.clip(milliseconds, -_LARGEST_MS, _LARGEST_MS)
-    return pa.array(bounded * 1000, mask=empty).view(kind)
-
-
-def _topics(data: bytes, part: Layout) -> pa.Array:
-    """As binary. Nearly always it is the same one everywhere."""
-    starts, sizes = part.body_ends + 1, part.properties_starts - part.body_ends - 3
-    even = bool(len(starts)) and bool((sizes == sizes[0]).all())
-    if even and all_same(np.frombuffer(data, np.uint8), starts, int(sizes[0])):
-        return repeated([data[starts[0] : starts[0] + sizes[0]]], len(starts)).cast(pa.binary())
-    return slices(pa.py_buffer(data), starts, starts + sizes, pa.binary())
-
-
-def _broker_names(segments: Sequence[Segment], segment_of: Ints) -> pa.Array:
-    names = [segment.queue.broker_name for segment in segments]
-    if len(set(names)) == 1:
-        return repeated([names[0].encode()], len(segment_of))
-    return pa.array(names).take(pa.array(segment_of))
-
-
-def _hosts(packed: npt.NDArray[Any]) -> pa.Array:
-    """Few hosts send many messages, so each is put into words once."""
-    words = np.ascontiguousarray(packed).view(np.uint64)
-    if len(words) and (words == words[0]).all():
-        return repeated([host_text(packed[0].tobytes()).encode()], len(words))
-    codes = pa.array(words).dictionary_encode()
-    texts = [host_text(word.to_bytes(8, sys.byteorder)) for word in codes.dictionary.to_pylist()]
-    return pa.array(texts, pa.string()).take(codes.indices)
+def _times(milliseconds: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    bounded = np.minimum(np.maximum(milliseconds, -_LARGEST_MS), _LARGEST_MS)
+    return numbers(bounded * 1000, kind)
 
 
 def _offset_ids(heads: npt.NDArray[Any]) -> pa.Array:

@@ -13,9 +13,7 @@ from penstock.errors import CorruptRecord
 from penstock.limits import MAX_PROPERTIES_BYTES, MAX_TOPIC_CHARS
 from penstock.message.queue import MessageQueue
 from penstock.message.record import MAGIC_V1, RECORD_HEAD, RecordView
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from penstock.spark.arrays import Bools, Ints, windows
 
 HEAD: Final = np.dtype(
     [
@@ -192,9 +190,7 @@ def _find_fields(data: bytes, begin: Ints) -> Layout:
         data += bytes(HEAD.itemsize)  # a torn record at the very end must not stop the gathering below
     padded = np.frombuffer(data, np.uint8)
     end = np.append(begin[1:], size)[: len(begin)]
-    # As opaque items each head is one copy in C; as records or rows of bytes it would be many small ones.
-    windows = np.ndarray(len(data) - HEAD.itemsize + 1, f"V{HEAD.itemsize}", data, strides=(1,))
-    heads = windows[begin].view(HEAD)
+    heads = windows(data, HEAD.itemsize)[begin].view(HEAD)
     body_size = heads["body_size"].astype(np.int64)
     body_end = begin + HEAD.itemsize + body_size
     plain = (heads["magic"] == MAGIC_V1) & (heads["size"] == end - begin) & (body_size >= 0)

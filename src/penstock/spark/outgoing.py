@@ -12,7 +12,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]  # as above
 from penstock.errors import InvalidArgument, MessageTooLarge
 from penstock.limits import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES
 from penstock.message.properties import RESERVED, Key
-from penstock.spark.property_columns import binary_parts
+from penstock.spark.arrays import binary_parts
 
 _HEAD: Final = np.dtype(
     [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_size", ">i4")]

@@ -16,6 +16,7 @@ from penstock.message.hashing import java_hash
 from penstock.message.names import dlq_topic
 from penstock.message.properties import Key
 from penstock.message.queue import MessageQueue
+from penstock.spark.arrays import binary_parts
 from penstock.spark.outgoing import (
     Columns,
     batch_elements,
@@ -25,7 +26,6 @@ from penstock.spark.outgoing import (
     too_large,
     unique_keys,
 )
-from penstock.spark.property_columns import binary_parts
 from penstock.spark.write_options import WriteOptions
 
 Ints = npt.NDArray[np.int64]

@@ -6,66 +6,18 @@ leaves it to that function.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no type information
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # as above
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from penstock.spark.arrays import Bools, Bytes, Ints, Repeats, all_same, binary_parts, numbers, slices
 
 _NAME_END = 1
 _VALUE_END = 2
 _WORD_BYTES = 8
-
-
-def binary_parts(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Data and offsets behind a binary or string array as `take` and the like return it."""
-    _, offsets, data = array.buffers()
-    bounds = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
-    return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), bounds
-
-
-def slices(
-    buffer: pa.Buffer, starts: npt.NDArray[Any], ends: npt.NDArray[Any], kind: pa.DataType
-) -> pa.Array:
-    """`buffer[start:end]` for ascending pairs, as one array.
-
-    An array whose elements are gap, wanted, gap, wanted lies over the buffer without copying, so that
-    taking the wanted ones is one pass in C++.
-    """
-    bounds = np.empty(2 * len(starts) + 1, np.int32)
-    bounds[0] = 0
-    bounds[1::2] = starts
-    bounds[2::2] = ends
-    both = pa.Array.from_buffers(kind, 2 * len(starts), [None, pa.py_buffer(bounds), buffer])
-    return both.take(pa.array(np.arange(1, 2 * len(starts), 2, dtype=np.int32)))
-
-
-def repeated(texts: Sequence[bytes], times: int) -> pa.Array:
-    """Some UTF-8 texts over and over again, as one array."""
-    sizes = np.tile(np.array([len(text) for text in texts], np.int32), times)
-    bounds = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(sizes, out=bounds[1:])
-    data = pa.py_buffer(b"".join(texts) * times)
-    return pa.Array.from_buffers(pa.string(), len(sizes), [None, pa.py_buffer(bounds), data])
-
-
-def all_same(data: npt.NDArray[np.uint8], starts: Ints, size: int) -> bool:
-    """Whether `data[start : start + size]` is the same for all starts: compared by words, and the rest by
-    smaller ones."""
-    done = 0
-    for width in (8, 4, 2, 1):
-        words = np.ndarray(max(0, len(data) - width + 1), f"u{width}", data, strides=(1,))
-        while size - done >= width:
-            found = words[starts + done]
-            if (found != found[0]).any():
-                return False
-            done += width
-    return True
 
 
 class PropertyColumns:
@@ -77,11 +29,12 @@ class PropertyColumns:
 
     odd: Bools
 
-    def __init__(self, texts: pa.Array, *, as_map: bool) -> None:
+    def __init__(self, texts: pa.Array, repeats: Repeats, *, as_map: bool) -> None:
         texts = _with_last_terminator(texts)
         data, bounds = binary_parts(texts)
         data = data[: bounds[-1]]
         self._rows = len(texts)
+        self._as_map = as_map
         marks = np.flatnonzero((data - np.uint8(1)) < 2)
         self.odd = _not_alternating(data, marks, bounds)
         if self.odd.any():
@@ -93,10 +46,10 @@ class PropertyColumns:
             self.odd[np.searchsorted(bounds, name_starts[empty], "right") - 1] = True
             return
         self._buffer = pa.py_buffer(data)
-        self._values = slices(self._buffer, name_ends + 1, value_ends, pa.string())
+        self._value_starts, self._value_ends = name_ends + 1, value_ends
         self._shared = _shared_names(data, bounds, name_starts, name_ends)
         if as_map and self._shared is not None:
-            self._names = repeated(self._shared, self._rows)
+            self._names = repeats.of(self._shared, self._rows)
         elif as_map:
             self._names = slices(self._buffer, name_starts, name_ends, pa.string())
         if self._shared is not None:
@@ -110,6 +63,10 @@ class PropertyColumns:
         self._name_sizes = name_ends - name_starts
         if as_map:
             self.odd[self._repeated()] = True
+
+    @cached_property
+    def _values(self) -> pa.Array:
+        return slices(self._buffer, self._value_starts, self._value_ends, pa.string())
 
     def _repeated(self) -> Ints:
         """Rows in which a name stands more than once."""
@@ -126,7 +83,10 @@ class PropertyColumns:
             if word not in self._shared:
                 return pa.nulls(self._rows, pa.string())
             last = len(self._shared) - 1 - self._shared[::-1].index(word)
-            return self._values.take(pa.array(self._pairs[:-1] + last))
+            if self._as_map:  # which needs all the values, so they lie together already
+                return self._values.take(numbers(self._pairs[:-1] + np.int32(last)))
+            pick = slice(last, None, len(self._shared))
+            return slices(self._buffer, self._value_starts[pick], self._value_ends[pick], pa.string())
         mask = np.uint64((1 << 8 * len(word)) - 1)
         same = (self._name_sizes == len(word)) & ((self._words & mask) == int.from_bytes(word, "little"))
         found = np.full(self._rows, -1, np.int64)
@@ -134,12 +94,10 @@ class PropertyColumns:
         return self._values.take(pa.array(found, mask=found < 0))
 
     def map_column(self) -> pa.Array:
-        return pa.MapArray.from_arrays(pa.array(self._pairs), self._names, self._values)
+        return pa.MapArray.from_arrays(numbers(self._pairs), self._names, self._values)
 
 
-def _shared_names(
-    data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int32], starts: Ints, ends: Ints
-) -> list[bytes] | None:
+def _shared_names(data: Bytes, bounds: npt.NDArray[np.int32], starts: Ints, ends: Ints) -> list[bytes] | None:
     """The names of the first row if every row has just these, in this order. One producer sends such rows,
     so it is worth a look: nothing then has to be searched row by row."""
     rows = len(bounds) - 1
@@ -169,27 +127,7 @@ def _with_last_terminator(texts: pa.Array) -> pa.Array:
     return pc.if_else(pa.array(complete), texts, ended)
 
 
-def not_utf8(texts: pa.Array) -> Bools:
-    """Which of some binary values are not UTF-8."""
-    data, _ = binary_parts(texts)
-    odd = np.zeros(len(texts), np.bool_)
-    if len(data) and data.max() >= 0x80:
-        try:
-            texts.cast(pa.string())
-        except pa.ArrowInvalid:
-            odd[:] = [not _is_utf8(text) for text in texts.to_pylist()]
-    return odd
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _not_alternating(data: npt.NDArray[np.uint8], marks: Ints, bounds: npt.NDArray[np.int32]) -> Bools:
+def _not_alternating(data: Bytes, marks: Ints, bounds: npt.NDArray[np.int32]) -> Bools:
     """Rows whose separators are not name end, value end, name end, value end, and so on."""
     odd = np.zeros(len(bounds) - 1, np.bool_)
     kinds = data[marks]

@@ -22,10 +22,10 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.message.queue import MessageQueue
+from penstock.spark.batch import BatchReader
 from penstock.spark.cluster import Bounds, Cluster
 from penstock.spark.options import Position, ReadOptions
 from penstock.spark.ranges import OffsetRange
-from penstock.spark.source import BatchReader
 
 CLOCK_MARGIN_MS: Final = 60_000
 """Store times follow a broker's clock, which may have been set back between two messages."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no type information
+if TYPE_CHECKING:
+    from pyarrow import Schema  # type: ignore[import-untyped]  # pyarrow ships no type information
 
 PropertiesForm = Literal["map", "raw", "none"]
 
@@ -33,16 +34,6 @@ COLUMNS: Final[dict[str, str]] = {
 ERROR_COLUMN: Final = "error"
 """Only there with onCorrupt=keep: what is wrong with the record of this row."""
 
-# Spark compares Arrow types exactly: no large, view or dictionary types, all nullable, times in UTC.
-_ARROW_TYPES: Final[dict[str, pa.DataType]] = {
-    "string": pa.string(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "binary": pa.binary(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "map<string,string>": pa.map_(pa.string(), pa.string()),
-}
-
 
 def column_type(name: str, properties: PropertiesForm) -> str:
     """The Spark SQL type of a column; only the properties have more than one form."""
@@ -56,5 +47,16 @@ def spark_ddl(columns: Sequence[str], properties: PropertiesForm) -> str:
     return ", ".join(f"{name} {column_type(name, properties)}" for name in columns)
 
 
-def arrow_schema(columns: Sequence[str], properties: PropertiesForm) -> pa.Schema:
-    return pa.schema([(name, _ARROW_TYPES[column_type(name, properties)]) for name in columns])
+def arrow_schema(columns: Sequence[str], properties: PropertiesForm) -> Schema:
+    import pyarrow as pa  # here, because planning knows the columns without it
+
+    # Spark compares Arrow types exactly: no large, view or dictionary types, all nullable, times in UTC.
+    types = {
+        "string": pa.string(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "binary": pa.binary(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "map<string,string>": pa.map_(pa.string(), pa.string()),
+    }
+    return pa.schema([(name, types[column_type(name, properties)]) for name in columns])

@@ -30,13 +30,14 @@ from penstock.message.names import AUTO_CREATE_TOPIC
 from penstock.message.queue import MessageQueue
 from penstock.spark.brokers import brokers, settle_worker
 from penstock.spark.cluster import place
-from penstock.spark.parcels import Packer, Parcel
 from penstock.spark.write_options import WriteOptions
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.headers import SendHeaderV2
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch  # type: ignore[import-untyped]  # pyarrow ships no type information
+
+    from penstock.spark.parcels import Parcel
 
 log = logging.getLogger("penstock.spark")
 
@@ -90,6 +91,8 @@ def _task() -> TaskContext:
 
 
 def _write(iterator: Iterator[RecordBatch], options: WriteOptions, identity: str) -> Written:
+    from penstock.spark.parcels import Packer  # here, because the driver loads this module, too
+
     settle_worker()
     sender = Sender(options)
     prefix = hashlib.sha256(identity.encode()).hexdigest()[:20].upper()

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import InvalidArgument, TopicNotFound
 from penstock.message.queue import MessageQueue
+from penstock.spark.batch import RangesPartition, plan_partitions
 from penstock.spark.cluster import Bounds, Cluster, DataLossError, place, served
 from penstock.spark.offsets import (
     QueueOffsets,
@@ -31,8 +32,6 @@ from penstock.spark.offsets import (
 )
 from penstock.spark.options import ReadOptions
 from penstock.spark.ranges import OffsetRange
-from penstock.spark.reader import read_ranges
-from penstock.spark.source import RangesPartition, plan_partitions
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch  # type: ignore[import-untyped]  # pyarrow ships no type information
@@ -124,7 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         assert isinstance(partition, RangesPartition)
-        return read_ranges(partition.ranges, self._options.pull)
+        return partition.read(self._options.pull)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark plans the batch behind `end`, which means that everything before it is done."""

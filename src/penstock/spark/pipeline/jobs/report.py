@@ -17,12 +17,16 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no type in
 import pyarrow.csv  # type: ignore[import-untyped]  # as above
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # as above
 
-from penstock.errors import MissingExtra
+from penstock.admin import AdminClient, group_lags
+from penstock.errors import MissingExtra, ServerError
 from penstock.message.names import dlq_topic, pop_retry_topic_v1, pop_retry_topic_v2, retry_topic
 from penstock.message.properties import Key
 from penstock.spark.brokers import brokers
 from penstock.spark.option_parsing import duration_ms
 from penstock.spark.pipeline.config import Pipeline, Report
+from penstock.transport.loop import run as run_loop
+from penstock.wire.bodies import GroupLag
+from penstock.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,6 +59,19 @@ _GROUPS: Final = pa.schema(
     ]
 )
 
+_LAGS: Final = pa.schema(
+    [
+        ("at", pa.timestamp("ms", tz="UTC")),
+        ("group", pa.string()),
+        ("topic", pa.string()),
+        ("mode", pa.string()),
+        ("ready", pa.int64()),
+        ("in_flight", pa.int64()),
+        ("delayed", pa.int64()),
+        ("oldest_age_ms", pa.int64()),
+    ]
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -65,6 +82,8 @@ class Tables:
     windows: pa.Table
     groups: pa.Table
     """Retries and dead letters by window, group and the topic they are from."""
+    lags: pa.Table
+    """What the groups had not consumed when the report was made, and how long the oldest of it waits."""
     top_keys: pa.Table
 
 
@@ -120,7 +139,8 @@ def make(spark: SparkSession, name_server: str, job: Report) -> Tables:
         messages.unpersist()
     returned = _returned_topics(name_server, job)
     groups = _groups(spark, options, returned, windows, window_ms)
-    return Tables(topics, windows, groups, top_keys)
+    lags = _lags(run_loop(_ask_lags(name_server, job)), job.topics, time.time_ns() // 1_000_000)
+    return Tables(topics, windows, groups, lags, top_keys)
 
 
 def _read(spark: SparkSession, options: dict[str, str], topics: list[str], columns: str) -> DataFrame:
@@ -197,6 +217,36 @@ def _groups(
         for (start, group, topic), (retries, dead) in sorted(counts.items())
     ]
     return pa.Table.from_pylist(rows, _GROUPS)
+
+
+async def _ask_lags(name_server: str, job: Report) -> list[GroupLag]:
+    lags: list[GroupLag] = []
+    async with AdminClient(name_server) as admin:
+        for group in job.groups:
+            try:
+                lags += await group_lags(admin, group)
+            except ServerError as error:
+                if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:  # it has not consumed yet
+                    raise
+    return lags
+
+
+def _lags(lags: list[GroupLag], topics: list[str], now_ms: int) -> pa.Table:
+    rows = [
+        {
+            "at": now_ms,
+            "group": lag.group,
+            "topic": lag.topic,
+            "mode": lag.mode,
+            "ready": lag.ready,
+            "in_flight": lag.in_flight,
+            "delayed": lag.delayed,
+            "oldest_age_ms": None if lag.oldest_timestamp is None else max(0, now_ms - lag.oldest_timestamp),
+        }
+        for lag in lags
+        if lag.topic in topics or lag.topic == retry_topic(lag.group)
+    ]
+    return pa.Table.from_pylist(rows, _LAGS)
 
 
 def _write(table: pa.Table, folder: Path, name: str) -> None:

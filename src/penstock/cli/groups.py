@@ -47,7 +47,7 @@ def register(subparsers: Subparsers) -> None:
     modes = mode.add_subparsers(metavar="VERB", required=True)
     get = add_verb(modes, "get", _mode_get, "show whether a group pulls or pops its topics")
     get.add_argument("group")
-    get.add_argument("--topic", help="only this topic")
+    get.add_argument("topic", nargs="?", help="only this topic")
     put = add_verb(modes, "set", _mode_set, "let a group pull or pop a topic; running consumers follow")
     put.add_argument("group")
     put.add_argument("topic")

@@ -59,7 +59,7 @@ def test_a_mode_is_set_and_shown(server: RunningBroker, command: Command) -> Non
         ["modes", server.broker_name, "POP", "3"],
     ]
     command("group", "mode", "set", "moody", "modes", "PULL")
-    code, out, _ = command("group", "mode", "get", "moody", "--topic", "modes", "--json")
+    code, out, _ = command("group", "mode", "get", "moody", "modes", "--json")
     assert json.loads(out) == [
         {
             "brokerName": server.broker_name,

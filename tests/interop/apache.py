@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import socket
 import struct
@@ -65,16 +66,18 @@ def java_command(
 
 
 def free_port(around: Sequence[int] = (0,)) -> int:
-    """A port p such that p + d is free for every d: a broker also takes p - 2 and p + 1."""
+    """A port p such that p + d is free for every d: a broker also takes p - 2 and p + 1.
+
+    Below those that the system gives to outgoing connections: it takes seconds until a server is up, and what
+    connects meanwhile could get its second port.
+    """
     for _ in range(200):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
+        port = random.randrange(10_000, 32_000)
         try:
             for delta in around:
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", port + delta))
-        except (OSError, OverflowError):
+        except OSError:
             continue
         return port
     raise RuntimeError("no free ports")

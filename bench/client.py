@@ -5,7 +5,8 @@ python bench/client.py --seconds 2 --only penstock
 python bench/client.py --broker apache     the same on Apache's broker
 
 Rates are wall time, so on a machine with few cores the broker takes its share; CPU time is the client
-process's own. The figures of a full run are kept in bench/results/.
+process's own. How long a fixed Python loop took just before each client tells how fast the machine was then.
+The figures of a full run are kept in bench/results/.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +50,18 @@ PATIENCE_S = 150
 
 def fill(broker: servers.Running, count: int) -> None:
     load.run(broker.host_port, frames.batches(TOPIC, count // 50, 50, BODY_BYTES), in_flight=64)
+
+
+def loop_ms() -> float:
+    """CPU time of a fixed loop, the best of five: how fast the machine is now."""
+    best = float("inf")
+    for _ in range(5):
+        began = time.process_time()
+        total = 0
+        for number in range(300_000):
+            total += number & 7
+        best = min(best, time.process_time() - began)
+    return best * 1000
 
 
 def figures_of(command: list[str], arguments: list[str]) -> Figures:
@@ -137,17 +151,21 @@ def main() -> None:
         fill(broker, options.messages)
         arguments = [broker.name_server, TOPIC, str(options.messages), str(options.seconds)]
         for kind in options.only or CLIENTS:
-            load_before = os.getloadavg()[0]
+            load_before, loop_before = os.getloadavg()[0], loop_ms()
             print(f"-- {kind}", file=sys.stderr)
             try:
                 results[kind] = CLIENTS[kind](arguments)
             except subprocess.SubprocessError as error:
                 notes.append(f"the {kind} client gave no figures: {type(error).__name__}")
                 continue
-            notes.append(f"load of the machine before {kind}: {load_before:.1f} on {os.cpu_count()} cores")
+            notes.append(
+                f"before {kind}: load {load_before:.1f} on {os.cpu_count()} cores, "
+                f"a fixed Python loop took {loop_before:.1f} ms"
+            )
     lines = [
         f"{platform.processor() or platform.machine()}, {options.broker} broker, async flush, "
         f"{BODY_BYTES} B bodies, {options.seconds:g} s each",
+        f"{sys.implementation.name} {platform.python_version()} ({platform.python_compiler()})",
         *notes,
         "",
         *table(results),

@@ -111,7 +111,7 @@ def backlog(gigabytes: float, rounds: int, place: Path) -> list[str]:
         written = f"  {gigabytes:g} GB written at {count * LARGE_BYTES / outcome.seconds / 1e6:,.0f} MB/s"
         lines = compare(f"0 and {gigabytes:g} GB of backlog", plain, large, rounds)
         ends = [full.max_offset("BenchBacklog", queue) for queue in range(frames.QUEUES)]
-        os.kill(full.pid, signal.SIGKILL)
+        os.kill(full.pids[0], signal.SIGKILL)
     size = sum(path.stat().st_blocks * 512 for path in (data / "commitlog").iterdir())
     with servers.penstock("async", data) as again:
         found = [again.max_offset("BenchBacklog", queue) for queue in range(frames.QUEUES)]

@@ -1,8 +1,9 @@
 /* The native form of load.py: the same loop, a few hundred nanoseconds a request.
  *
- *   load run HOST PORT IN_FLIGHT CONNECTIONS SECONDS LIMIT FILE
+ *   load run IN_FLIGHT CONNECTIONS SECONDS LIMIT FILE HOST:PORT...
  *     Sends the frames of FILE over and over, IN_FLIGHT unanswered over all connections, for SECONDS or until
  *     LIMIT requests were sent (0: no limit), then waits for every answer and prints one line of JSON.
+ *     Each of several addresses gets all frames, and an equal share of the connections and of LIMIT.
  *   load sink
  *     A server that answers every frame with the shortest frame and does nothing else: the generator's own limit.
  */
@@ -28,6 +29,7 @@ static const char ANSWER[] = "{\"code\":0,\"flag\":1}";
 
 struct link {
     int fd, window;
+    size_t quota; /* what it may still send */
     size_t first, end, next; /* its share of the frames, and the one to send next */
     const char *unsent;
     size_t unsent_bytes;
@@ -93,9 +95,11 @@ static void push(struct link *link) {
     }
 }
 
-/* Frames lie one behind the other, so whatever is submitted at once is one send. */
+/* Up to `count` more; frames lie one behind the other, so whatever is submitted at once is one send. */
 static size_t submit(struct link *link, size_t count, double time) {
-    size_t submitted = 0;
+    size_t submitted = 0, free_places = link->window - link->outstanding;
+    if (count > free_places) count = free_places;
+    if (count > link->quota) count = link->quota;
     while (count && !link->unsent_bytes) {
         size_t chosen = link->end - link->next < count ? link->end - link->next : count;
         link->unsent = frames + starts[link->next];
@@ -108,6 +112,7 @@ static size_t submit(struct link *link, size_t count, double time) {
         submitted += chosen;
         count -= chosen;
     }
+    link->quota -= submitted;
     return submitted;
 }
 
@@ -148,8 +153,11 @@ static size_t receive(struct link *link, size_t *bytes, double *time) {
     return count;
 }
 
-static int dial(const char *host, int port) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+static int dial(const char *host_port) {
+    const char *colon = strrchr(host_port, ':');
+    char host[64];
+    snprintf(host, sizeof host, "%.*s", (int)(colon - host_port), host_port);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(colon + 1))};
     inet_pton(AF_INET, host, &address.sin_addr);
     int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
     if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) < 0) die("connect");
@@ -168,19 +176,27 @@ static double percentile(double p) {
     return latencies[at < answered ? at : answered - 1] * 1000;
 }
 
-static void run(char **arguments) {
-    const char *host = arguments[0];
-    int port = atoi(arguments[1]), in_flight = atoi(arguments[2]), connections = atoi(arguments[3]);
-    double seconds = atof(arguments[4]);
-    size_t limit = strtoull(arguments[5], NULL, 10), count = load_frames(arguments[6]);
+/* Of `total` things in `count` parts, as equal as they can be, the number before part i. */
+static size_t edge(size_t total, size_t i, size_t count) {
+    return (size_t)((unsigned __int128)total * i / count);
+}
+
+static void run(char **arguments, char **addresses, int brokers) {
+    size_t in_flight = atoi(arguments[0]), connections = atoi(arguments[1]);
+    double seconds = atof(arguments[2]);
+    size_t limit = strtoull(arguments[3], NULL, 10), count = load_frames(arguments[4]);
     if (limit == 0) limit = SIZE_MAX;
     struct link links[connections];
     int poller = epoll_create1(0);
-    for (int i = 0; i < connections; i++) {
+    for (size_t i = 0; i < connections; i++) {
         struct link *link = &links[i];
-        *link = (struct link){.fd = dial(host, port), .window = in_flight / connections};
-        link->first = link->next = count * i / connections;
-        link->end = count * (i + 1) / connections;
+        size_t share = i / brokers, shares = connections / brokers;
+        *link = (struct link){.fd = dial(addresses[i % brokers])};
+        link->window = edge(in_flight, i + 1, connections) - edge(in_flight, i, connections);
+        if (link->window == 0) link->window = 1;
+        link->quota = edge(limit, i + 1, connections) - edge(limit, i, connections);
+        link->first = link->next = edge(count, share, shares);
+        link->end = edge(count, share + 1, shares);
         link->sent_at = malloc(link->window * sizeof(double));
         link->in = malloc(BUFFER);
         struct epoll_event event = {.events = EPOLLIN, .data.ptr = link};
@@ -188,11 +204,7 @@ static void run(char **arguments) {
     }
     size_t submitted = 0, bytes = 0;
     double began = now(), last = began;
-    for (int i = 0; i < connections; i++) {
-        size_t share = links[i].window;
-        if (share > limit - submitted) share = limit - submitted;
-        submitted += submit(&links[i], share, began);
-    }
+    for (size_t i = 0; i < connections; i++) submitted += submit(&links[i], in_flight - submitted, began);
     while (answered < submitted) {
         struct epoll_event events[EVENTS];
         int ready = epoll_wait(poller, events, EVENTS, 10000);
@@ -204,9 +216,8 @@ static void run(char **arguments) {
             struct link *link = events[i].data.ptr;
             receive(link, &bytes, &last);
             push(link);
-            size_t free_places = link->window - link->outstanding;
-            if (free_places > limit - submitted) free_places = limit - submitted;
-            if (last - began < seconds) submitted += submit(link, free_places, last);
+            if (in_flight < connections) link = &links[(link - links + 1) % connections]; /* the brokers take turns */
+            if (last - began < seconds) submitted += submit(link, in_flight - (submitted - answered), last);
         }
     }
     struct rusage usage;
@@ -272,7 +283,7 @@ static void sink(void) {
 }
 
 int main(int count, char **arguments) {
-    if (count == 9 && !strcmp(arguments[1], "run")) run(arguments + 2);
+    if (count >= 8 && !strcmp(arguments[1], "run")) run(arguments + 2, arguments + 7, count - 7);
     else if (count == 2 && !strcmp(arguments[1], "sink")) sink();
     else return fprintf(stderr, "usage: see the head of load.c\n"), 2;
     return 0;

@@ -59,7 +59,7 @@ class Outcome:
 
 
 def run(
-    address: Address,
+    address: Address | list[Address],
     frames: Sequence[bytes],
     *,
     in_flight: int,
@@ -68,13 +68,17 @@ def run(
     limit: int = 0,
     native: bool = True,
 ) -> Outcome:
-    """Send the frames in turn for so many seconds, or `limit` of them, or each once; wait for all answers."""
+    """Send the frames in turn for so many seconds, or `limit` of them, or each once; wait for all answers.
+
+    Several addresses get the same frames, each an equal share of the connections and of the limit.
+    """
+    addresses = [address] if isinstance(address, tuple) else address
     if not seconds:
         seconds, limit = FOREVER, limit or len(frames)
-    connections = min(connections, in_flight)
+    connections = -(-min(connections, in_flight) // len(addresses)) * len(addresses)
     if native and compiled() is not None:
-        return _run_native(address, frames, in_flight, connections, seconds, limit)
-    return _run_python(address, frames, in_flight, connections, seconds, limit or sys.maxsize)
+        return _run_native(addresses, frames, in_flight, connections, seconds, limit)
+    return _run_python(addresses, frames, in_flight, connections, seconds, limit or sys.maxsize)
 
 
 # ---- native -------------------------------------------------------------------------------------
@@ -96,13 +100,18 @@ _keep = contextlib.ExitStack()  # until the end of the process
 
 
 def _run_native(
-    address: Address, frames: Sequence[bytes], in_flight: int, connections: int, seconds: float, limit: int
+    addresses: list[Address],
+    frames: Sequence[bytes],
+    in_flight: int,
+    connections: int,
+    seconds: float,
+    limit: int,
 ) -> Outcome:
     with tempfile.NamedTemporaryFile(prefix="bench-frames-") as file:
         file.writelines(frames)
         file.flush()
-        host, port = address
-        command = [compiled(), "run", host, port, in_flight, connections, seconds, limit, file.name]
+        targets = [f"{host}:{port}" for host, port in addresses]
+        command = [compiled(), "run", in_flight, connections, seconds, limit, file.name, *targets]
         done = subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True)
     if done.stderr:
         print("load generator:", done.stderr.strip(), file=sys.stderr)
@@ -128,13 +137,14 @@ def sink() -> Iterator[Address]:
 
 
 class _Link:
-    """One connection with its share of the frames and of the requests in flight."""
+    """One connection with its share of the frames, of the requests in flight and of the limit."""
 
-    def __init__(self, address: Address, frames: Sequence[bytes], window: int) -> None:
+    def __init__(self, address: Address, frames: Sequence[bytes], window: int, quota: int) -> None:
         self.sock = socket.create_connection(address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setblocking(False)
         self.window = window
+        self.quota = quota
         ends = [0]
         for frame in frames:
             ends.append(ends[-1] + len(frame))
@@ -146,11 +156,12 @@ class _Link:
         self._partial = b""
 
     def submit(self, count: int, now: float) -> int:
-        """Send the next `count` frames; they lie one behind the other, so that is one system call."""
+        """Send up to `count` more frames; they lie one behind the other, so that is one system call."""
         if self._unsent:
             return 0
-        last = min(self._next + count, len(self._ends) - 1)
+        last = min(self._next + min(count, self.free, self.quota), len(self._ends) - 1)
         chosen = last - self._next
+        self.quota -= chosen
         self._unsent = self._frames[self._ends[self._next] : self._ends[last]]
         self._next = last % (len(self._ends) - 1)
         self._sent_at += [now] * chosen
@@ -195,12 +206,23 @@ class _Link:
 
 
 def _run_python(
-    address: Address, frames: Sequence[bytes], in_flight: int, connections: int, seconds: float, limit: int
+    addresses: list[Address],
+    frames: Sequence[bytes],
+    in_flight: int,
+    connections: int,
+    seconds: float,
+    limit: int,
 ) -> Outcome:
-    edges = [len(frames) * i // connections for i in range(connections + 1)]
+    windows, quotas = _shares(in_flight, connections), _shares(limit, connections)
+    shares = [
+        frames[start:end]
+        for start, end in itertools.pairwise(
+            itertools.accumulate(_shares(len(frames), connections // len(addresses)), initial=0)
+        )
+    ]
     links = [
-        _Link(address, frames[start:end], in_flight // connections)
-        for start, end in itertools.pairwise(edges)
+        _Link(address, share, max(1, windows[i]), quotas[i])
+        for i, (share, address) in enumerate(itertools.product(shares, addresses))
     ]
     poller = select.epoll()
     by_fd = {link.sock.fileno(): link for link in links}
@@ -212,7 +234,7 @@ def _run_python(
     began = last = time.perf_counter()
     try:
         for link in links:
-            submitted += link.submit(min(link.window, limit - submitted), began)
+            submitted += link.submit(in_flight - submitted, began)
         while len(latencies) < submitted:
             events = poller.poll(10)
             if not events:
@@ -223,8 +245,10 @@ def _run_python(
                 bytes_received += size
                 refused += bad
                 link.push()
+                if in_flight < connections:  # the brokers take turns
+                    link = links[(links.index(link) + 1) % connections]
                 if last - began < seconds:
-                    submitted += link.submit(min(link.free, limit - submitted), last)
+                    submitted += link.submit(in_flight - (submitted - len(latencies)), last)
     finally:
         poller.close()
         for link in links:
@@ -235,6 +259,11 @@ def _run_python(
         ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] * 1000 for p in (50, 99, 99.9)
     )
     return Outcome(len(ordered), refused, last - began, bytes_received, cpu_seconds, p50, p99, p999)
+
+
+def _shares(total: int, count: int) -> list[int]:
+    """So many whole numbers, as equal as they can be, that make the total."""
+    return [total * (i + 1) // count - total * i // count for i in range(count)]
 
 
 def _own_cpu() -> float:

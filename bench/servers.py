@@ -1,4 +1,4 @@
-"""The two brokers of a benchmark as child processes, with what the kernel says of them."""
+"""The brokers of a benchmark as child processes, with what the kernel says of them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,39 @@ import apache
 
 GET_MAX_OFFSET = 30
 TICKS = os.sysconf("SC_CLK_TCK")
+SHARDS = max(2, os.cpu_count() or 2)
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a benchmark that is ended ends its servers, too
 
 
 @dataclass
 class Running:
-    """A broker under load."""
+    """A broker under load, or several shards of one."""
 
     kind: str
     name_server: str
-    address: str
-    pid: int
+    addresses: list[str]
+    pids: list[int]
+    """Of every process that counts."""
     start_seconds: float
 
     @property
+    def host_ports(self) -> list[tuple[str, int]]:
+        parts = [address.rsplit(":", 1) for address in self.addresses]
+        return [(host, int(port)) for host, port in parts]
+
+    @property
     def host_port(self) -> tuple[str, int]:
-        host, port = self.address.rsplit(":", 1)
-        return host, int(port)
+        """Of a broker that has no shards."""
+        (only,) = self.host_ports
+        return only
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        ticks = 0
+        for pid in self.pids:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / TICKS
 
     def settle(self) -> float:
         """Waits until the broker has nothing more to do; tells how long that took."""
@@ -52,29 +63,30 @@ class Running:
         return time.monotonic() - began
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Behind the last message that consumers can see."""
+        """Behind the last message that consumers can see; of shards the lowest."""
         fields = {"topic": topic, "queueId": str(queue_id)}
-        header, _ = apache.call(self.address, GET_MAX_OFFSET, fields)
-        return int(header["extFields"]["offset"])
+        headers = [apache.call(address, GET_MAX_OFFSET, fields)[0] for address in self.addresses]
+        return min(int(header["extFields"]["offset"]) for header in headers)
 
     def memory_mb(self) -> tuple[float, float]:
         """Resident memory in all, and without mapped files."""
-        facts = dict(
-            line.split(":", 1)
-            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines()
-            if ":" in line
-        )
-        return tuple(int(facts[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon"))  # type: ignore[return-value]
+        resident = own = 0
+        for pid in self.pids:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            facts = dict(line.split(":", 1) for line in lines if ":" in line)
+            resident += int(facts["VmRSS"].split()[0])
+            own += int(facts["RssAnon"].split()[0])
+        return resident / 1024, own / 1024
 
 
 @contextlib.contextmanager
-def penstock(flush: str, data: Path | None = None) -> Iterator[Running]:
+def penstock(flush: str, data: Path | None = None, shards: int = 1) -> Iterator[Running]:
     """Ours, on a data directory of its own or on one that is there already."""
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         ready = Path(place) / "ready.json"
         command: list[object] = [sys.executable, "-m", "penstock.cli", "serve", "--host", "127.0.0.1"]
         command += ["--namesrv-port", 0, "--broker-port", 0, "--flush", flush, "--ready-file", ready]
-        command += ["--data", data or Path(place) / "data"]
+        command += ["--data", data or Path(place) / "data", "--shards", shards]
         began = time.monotonic()
         process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL)
         try:
@@ -84,8 +96,11 @@ def penstock(flush: str, data: Path | None = None) -> Iterator[Running]:
                 time.sleep(0.005)
             start_seconds = time.monotonic() - began
             facts = json.loads(ready.read_text())
-            (broker,) = facts["brokers"]
-            yield Running("penstock", facts["name_server"], broker["address"], broker["pid"], start_seconds)
+            addresses = [broker["address"] for broker in facts["brokers"]]
+            # without shards the broker runs in this process, with them it is the name server's
+            pids = sorted({process.pid, *(broker["pid"] for broker in facts["brokers"])})
+            kind = "penstock" if shards == 1 else f"{shards} shards"
+            yield Running(kind, facts["name_server"], addresses, pids, start_seconds)
         finally:
             process.terminate()
             process.wait(30)
@@ -99,9 +114,14 @@ def apache_broker(flush: str) -> Iterator[Running]:
         cluster = apache.Cluster(Path(place), settings=settings, flags=[], heap="4g").start()
         try:
             broker = cluster.brokers[0]
-            yield Running("apache", cluster.name_server, broker.address, broker.pid, broker.start_seconds)
+            yield Running("apache", cluster.name_server, [broker.address], [broker.pid], broker.start_seconds)
         finally:
             cluster.stop()
+
+
+def penstock_shards(flush: str) -> contextlib.AbstractContextManager[Running]:
+    """Ours with a process for each core, as Apache's threads use them all."""
+    return penstock(flush, shards=SHARDS)
 
 
 BROKERS = {"penstock": penstock, "apache": apache_broker}

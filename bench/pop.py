@@ -7,6 +7,7 @@ python bench/pop.py --flush async --parts rates --seconds 3 --only penstock
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import os
 import platform
@@ -26,7 +27,8 @@ from broker import RESULTS, Figures, processor
 BODY_BYTES = 128
 CONSUMERS = 16
 FILL_BATCH = 50
-BACKLOG = 500_000
+AT_MOST_PER_SECOND = 120_000
+"""More than any broker here pops in a second: so much lies ready that no measurement runs dry."""
 MANY = 1_000_000
 SINGLES = 20_000
 REVIVED = 200
@@ -54,7 +56,8 @@ class Measurement:
         self.many = many
         self.broker_name = _broker_name(broker)
         self.figures: Figures = {}
-        self._filled: dict[str, int] = {}
+        self._filled: collections.Counter[str] = collections.Counter()
+        self._popped: collections.Counter[str] = collections.Counter()
         self._known: set[str] = set()
 
     def run(self, parts: list[str]) -> Iterator[Figures]:
@@ -66,7 +69,6 @@ class Measurement:
     # ---- what is measured -----------------------------------------------------------------------
 
     def rates(self) -> None:
-        self._fill("PopRates", BACKLOG)
         for name, most, ack in (
             ("batch 1", 1, "each"),
             ("batch 32, single acks", 32, "each"),
@@ -135,11 +137,12 @@ class Measurement:
     def in_flight(self) -> None:
         topic = "PopMany"
         for count in (10_000, self.many):
-            self._fill(topic, count + BACKLOG // 2)
             group = f"many{count}"
+            self._fill_up(topic, group, count)
             before = self.broker.memory_mb()[1]
             held = pop_load.Work(topic, group, self.broker_name, 32, 3_600_000, ack="none")
             pop_load.consume(self.broker.host_port, held, consumers=CONSUMERS, limit=count)
+            self._popped[group] += held.messages
             time.sleep(SETTLE_SECONDS)
             grown = self.broker.memory_mb()[1] - before
             self._note(f"memory for each of {count:,} in flight B", max(0.0, grown) * 2**20 / held.messages)
@@ -160,6 +163,8 @@ class Measurement:
     def _rate(self, name: str, topic: str, most: int, ack: str, group: str = "") -> None:
         group = group or f"g{most}{ack}"
         address = self.broker.host_port
+        rate = min(AT_MOST_PER_SECOND, 10_000 * most)
+        self._fill_up(topic, group, int((self.warm_up + self.seconds) * rate))
         warm = pop_load.Work(topic, group, self.broker_name, most, ack=ack)
         pop_load.consume(address, warm, consumers=CONSUMERS, seconds=self.warm_up)
         before, own = self.broker.cpu_seconds(), time.process_time()
@@ -168,6 +173,9 @@ class Measurement:
         own = time.process_time() - own
         cpu_seconds = self.broker.cpu_seconds() - before
         done = max(1, work.messages)
+        self._popped[group] += warm.messages + work.messages
+        left = self._filled[topic] - self._popped[group]
+        assert left > CONSUMERS * most, f"{name}: the backlog did not last"
         self._note(f"{name} msgs/s", work.messages / taken)
         self.figures[f"{name} cpu µs/msg"] = cpu_seconds / done * 1e6
         self.figures[f"{name} generator cpu µs/msg"] = own / done * 1e6
@@ -175,10 +183,17 @@ class Measurement:
         self.figures[f"{name} pop p50 ms"] = ordered[len(ordered) // 2] * 1000
         self.figures[f"{name} pop p99 ms"] = ordered[len(ordered) * 99 // 100] * 1000
 
+    def _fill_up(self, topic: str, group: str, count: int) -> None:
+        """So that so many are left for the group."""
+        missing = count - self._filled[topic] + self._popped[group]
+        if missing > 0:
+            self._fill(topic, missing)
+
     def _fill(self, topic: str, count: int) -> None:
         """So many messages more; Apache shows them a while after it has confirmed them."""
         requests = frames.batches(topic, 2_000, FILL_BATCH, BODY_BYTES)
-        wanted = self._filled[topic] = self._filled.get(topic, 0) + count
+        self._filled[topic] += count
+        wanted = self._filled[topic]
         while (missing := wanted - self._stored(topic)) > 0:  # a busy broker refuses some
             load.run(self.broker.host_port, requests, in_flight=4, limit=-(-missing // FILL_BATCH))
             seen = -1

@@ -199,12 +199,12 @@ class World:
     async def leave(self, consumer: ConsumerBase) -> None:
         self._consumers[consumer.group].remove(consumer)
         await consumer.stop()
-        self.history.died(consumer.client_id)  # what it did not finish in time was cut off
+        self.history.died(consumer.client_id, self.loop.time())  # what it did not finish in time was cut off
 
     def die(self, consumer: ConsumerBase) -> None:
         """As if its process were killed: nothing more is done, said or stored, its connections break."""
         self._consumers[consumer.group].remove(consumer)
-        self.history.died(consumer.client_id)
+        self.history.died(consumer.client_id, self.loop.time())
         consumer._state = ServiceState.SHUTDOWN_ALREADY
         consumer.rebalancer.drop_all()
         if isinstance(consumer, PushConsumer):

@@ -52,8 +52,8 @@ class Call:
     began: float
     ended: float | None = None
     ok: bool = False
-    dead: bool = False
-    """Its consumer died, so it never ends."""
+    died: float | None = None
+    """When its consumer died, so that it never ends."""
     unlocked: bool = False
     """Its broker forgot the lock meanwhile, so it may overlap with another call in its queue."""
 
@@ -126,11 +126,12 @@ class ConsumeHistory:
         if ok or not rules.orderly or call.attempt >= rules.max_reconsume_times:
             self._queues[call.group, call.queue].done(call.offset)
 
-    def died(self, consumer: str) -> None:
+    def died(self, consumer: str, now: float) -> None:
         """Its calls never end."""
         for calls in self._open.values():
             for call in calls:
-                call.dead |= call.consumer == consumer
+                if call.consumer == consumer and call.died is None:
+                    call.died = now
 
     def broker_away(self, broker_name: str, now: float) -> None:
         """The broker has ended, and has forgotten who held which queue."""
@@ -173,11 +174,11 @@ class ConsumeHistory:
     # ---- checks -------------------------------------------------------------------------------------
 
     def _failed(self, call: Call, now: float) -> bool:
-        """As the protocol sees it: an end that is not ok, or none in time."""
+        """As the protocol sees it: an end that is not ok, or none in the time that its consumer gave it."""
         if call.ended is not None and not call.ok:
             return True
-        until = now if call.ended is None else call.ended
-        return not call.dead and until - call.began > self._groups[call.group].consume_timeout_s
+        until = next(time for time in (call.ended, call.died, now) if time is not None)
+        return until - call.began > self._groups[call.group].consume_timeout_s
 
     def _check_attempt(self, call: Call, rules: GroupRules) -> None:
         what = (
@@ -214,7 +215,7 @@ class ConsumeHistory:
         if call.offset > below:
             self._problem(f"{what} was begun at {call.began:.3f} before offset {below} was done with")
         for other in self._open[call.group, call.queue]:
-            if not other.dead and not other.unlocked:
+            if other.died is None and not other.unlocked:
                 self._problem(f"{what} was begun while {other.consumer} had offset {other.offset}")
 
     def _problem(self, text: str) -> None:

@@ -73,7 +73,7 @@ def test_a_message_that_only_failed_is_lost(history: ConsumeHistory) -> None:
 def test_a_message_whose_consumer_died_with_it_is_lost(history: ConsumeHistory) -> None:
     history.stored("orders", "m")
     consume(history, "m", 0, 0, None)
-    history.died("c1")
+    history.died("c1", 1)
     assert history.unfinished() == {"work": {"m"}}
 
 
@@ -97,9 +97,21 @@ def test_an_offset_past_a_message_that_takes_too_long_is_right(history: ConsumeH
 
 def test_an_offset_past_a_message_that_died_with_its_consumer_is_never_right(history: ConsumeHistory) -> None:
     consume(history, "m", 0, 0, None)
-    history.died("c1")
+    history.died("c1", 1)
     history.committed("work", QUEUE, 1, 1_000)
     assert "not done with offset 0" in history.problems()[0]
+
+
+@pytest.mark.parametrize(("died", "wrong"), [(59, ["but did not fail in attempt(s) [2]"]), (61, [])])
+def test_an_attempt_that_took_too_long_has_failed_if_its_consumer_lived_to_say_so(
+    history: ConsumeHistory, died: float, wrong: list[str]
+) -> None:
+    for attempt, began in enumerate((0, 11)):
+        consume(history, "m", attempt, began, began + 1, ok=False, attempt=attempt)
+    consume(history, "m", 2, 50, None, attempt=2)
+    history.died("c1", 50 + died)
+    history.dead("work", "m", 1_000)
+    assert [problem.partition(", ")[2] for problem in history.problems()] == wrong
 
 
 def test_an_orderly_offset_past_a_message_that_failed_is_too_early(history: ConsumeHistory) -> None:
@@ -172,7 +184,7 @@ def test_a_second_listener_is_right_when_the_first_lost_its_lock(
 ) -> None:
     consume(history, "m", 0, 0, None, group="line", queue=LINE)
     if reason == "death":
-        history.died("c1")
+        history.died("c1", 0.5)
     else:
         history.broker_away("b", 0.5)
     consume(history, "m", 0, 1, 2, group="line", queue=LINE, consumer="c2")

@@ -29,15 +29,17 @@ CLEAN_AT_ONCE = 16
 """Expired messages sent back for one queue in one round."""
 
 
-class PullJob(ConcurrentJob):
+class PullJob(ConcurrentJob, kw_only=True):
     """A call with messages of a process queue."""
-
-    __slots__ = ()
 
     source: ProcessQueue
 
-    def may_begin(self) -> bool:
-        return not (self.source.dropped or self.service.stopping)
+    def _begin(self, now: float) -> bool:
+        if self.source.dropped or self.service.stopping:
+            return False
+        for message in self.messages:
+            message.started = now
+        return True
 
 
 class _Done:
@@ -86,10 +88,13 @@ class ConsumeConcurrently:
         retried = is_retry_topic(topic)
         if retried:
             restore_topics(messages, self._settings.group)
-        jobs = [
-            PullJob(self, process_queue, messages[start : start + batch])
-            for start in range(0, len(messages), batch)
-        ]
+        queue = process_queue.queue
+        batches = (
+            [[message] for message in messages]
+            if batch == 1
+            else [messages[start : start + batch] for start in range(0, len(messages), batch)]
+        )
+        jobs = [PullJob(queue, service=self, source=process_queue, messages=messages) for messages in batches]
         done = 0
         # Retried messages are of any topic, and each topic may have a handler of its own kind.
         kinds = groupby(jobs, self._is_async) if retried else [(self.listeners.is_async(topic), jobs)]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from penstock.client.concurrent_job import ConcurrentJob
 from penstock.client.config import MessageModel
@@ -128,8 +128,8 @@ class ConsumeConcurrently:
 
     def finished(self, jobs: list[Job]) -> None:
         done: dict[ProcessQueue, _Done] = {}
-        for job in jobs:
-            assert isinstance(job, PullJob)
+        success = ConsumeStatus.SUCCESS
+        for job in cast("list[PullJob]", jobs):
             process_queue = job.source
             # A dropped queue belongs to somebody else by now, who gets these messages again.
             if process_queue.dropped or job.return_type is None:
@@ -139,7 +139,7 @@ class ConsumeConcurrently:
                 entry = done[process_queue] = _Done()
             entry.calls += 1
             entry.spent_ms += job.spent_ms
-            if job.status is ConsumeStatus.SUCCESS and job.ack_index >= len(job.messages) - 1:
+            if job.status is success and job.ack_index >= len(job.messages) - 1:
                 entry.messages += job.messages
             else:
                 self._failed(job, entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from penstock.client.listener import ALL_ACKED, ConsumeContext, ConsumeStatus, RetryLater, ReturnType
+from penstock.client.listener import ConsumeContext, ConsumeStatus, RetryLater, ReturnType
 from penstock.client.listener_job import ListenerJob, ListenerService
 from penstock.client.pop_queue import PopQueue
 from penstock.client.process_queue import ProcessQueue
@@ -14,42 +14,24 @@ from penstock.client.pulled import PulledMessage
 log = logging.getLogger("penstock.client")
 
 
-class ConcurrentJob(ConsumeContext, ListenerJob):
+class ConcurrentJob(ConsumeContext, ListenerJob, eq=False, gc=False, kw_only=True):
     """One call, and the context that the listener sees of it. `source` is where the messages wait."""
 
-    __slots__ = ("messages", "return_type", "service", "source", "spent_ms", "status")
-
+    service: ListenerService
     source: ProcessQueue | PopQueue
-
-    def __init__(
-        self, service: ListenerService, source: ProcessQueue | PopQueue, messages: Sequence[PulledMessage]
-    ) -> None:
-        self.source = source
-        self.queue = source.queue
-        self.ack_index = ALL_ACKED
-        self.delay_level = 0
-        self.service = service
-        self.messages = messages
-        self.status: ConsumeStatus | None = None
-        self.return_type = None
-        self.spent_ms = 0.0
-
-    def _begin(self, now: float) -> None:
-        for message in self.messages:
-            message.started = now
-
-    def _context(self) -> ConsumeContext:
-        return self
+    messages: Sequence[PulledMessage]
+    status: ConsumeStatus | None = None
+    return_type: ReturnType | None = None
+    spent_ms: float = 0.0
 
     def _returned(self, status: object) -> None:
-        if status is ConsumeStatus.SUCCESS:
-            self.status, self.return_type = ConsumeStatus.SUCCESS, ReturnType.SUCCESS
-        elif status is None:
-            self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.RETURNNULL
-        else:
-            if status is not ConsumeStatus.RECONSUME_LATER:
-                log.error("a listener must return a ConsumeStatus, not %r; its messages are retried", status)
-            self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.FAILED
+        self.status = ConsumeStatus.RECONSUME_LATER
+        if status is None:
+            self.return_type = ReturnType.RETURNNULL
+            return
+        self.return_type = ReturnType.FAILED
+        if status is not ConsumeStatus.RECONSUME_LATER:
+            log.error("a listener must return a ConsumeStatus, not %r; its messages are retried", status)
 
     def _raised(self, error: BaseException) -> None:
         self.status, self.return_type = ConsumeStatus.RECONSUME_LATER, ReturnType.EXCEPTION
@@ -61,5 +43,5 @@ class ConcurrentJob(ConsumeContext, ListenerJob):
         else:
             log.warning("listener failed, %d message(s) of %s are retried", count, self.queue, exc_info=error)
 
-    def _outcome(self) -> tuple[ConsumeStatus | None, bool]:
-        return self.status, self.status is ConsumeStatus.SUCCESS
+    def _succeeded(self) -> bool:
+        return self.status is ConsumeStatus.SUCCESS

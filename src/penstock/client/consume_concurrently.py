@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from penstock.client.concurrent_job import ConcurrentJob
 from penstock.client.config import MessageModel
@@ -29,15 +29,17 @@ CLEAN_AT_ONCE = 16
 """Expired messages sent back for one queue in one round."""
 
 
-class PullJob(ConcurrentJob):
+class PullJob(ConcurrentJob, kw_only=True):
     """A call with messages of a process queue."""
-
-    __slots__ = ()
 
     source: ProcessQueue
 
-    def may_begin(self) -> bool:
-        return not (self.source.dropped or self.service.stopping)
+    def _begin(self, now: float) -> bool:
+        if self.source.dropped or self.service.stopping:
+            return False
+        for message in self.messages:
+            message.started = now
+        return True
 
 
 class _Done:
@@ -86,10 +88,13 @@ class ConsumeConcurrently:
         retried = is_retry_topic(topic)
         if retried:
             restore_topics(messages, self._settings.group)
-        jobs = [
-            PullJob(self, process_queue, messages[start : start + batch])
-            for start in range(0, len(messages), batch)
-        ]
+        queue = process_queue.queue
+        batches = (
+            [[message] for message in messages]
+            if batch == 1
+            else [messages[start : start + batch] for start in range(0, len(messages), batch)]
+        )
+        jobs = [PullJob(queue, service=self, source=process_queue, messages=messages) for messages in batches]
         done = 0
         # Retried messages are of any topic, and each topic may have a handler of its own kind.
         kinds = groupby(jobs, self._is_async) if retried else [(self.listeners.is_async(topic), jobs)]
@@ -123,8 +128,8 @@ class ConsumeConcurrently:
 
     def finished(self, jobs: list[Job]) -> None:
         done: dict[ProcessQueue, _Done] = {}
-        for job in jobs:
-            assert isinstance(job, PullJob)
+        success = ConsumeStatus.SUCCESS
+        for job in cast("list[PullJob]", jobs):
             process_queue = job.source
             # A dropped queue belongs to somebody else by now, who gets these messages again.
             if process_queue.dropped or job.return_type is None:
@@ -134,7 +139,7 @@ class ConsumeConcurrently:
                 entry = done[process_queue] = _Done()
             entry.calls += 1
             entry.spent_ms += job.spent_ms
-            if job.status is ConsumeStatus.SUCCESS and job.ack_index >= len(job.messages) - 1:
+            if job.status is success and job.ack_index >= len(job.messages) - 1:
                 entry.messages += job.messages
             else:
                 self._failed(job, entry)

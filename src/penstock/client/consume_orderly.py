@@ -37,18 +37,12 @@ SHORTEST_SUSPEND_MS: Final = 10
 LONGEST_SUSPEND_MS: Final = 30_000
 
 
-class PullOrderlyJob(OrderlyJob):
+class PullOrderlyJob(OrderlyJob, kw_only=True):
     """A call with messages of a process queue."""
 
-    __slots__ = ("process_queue",)
+    process_queue: ProcessQueue
 
-    def __init__(
-        self, service: ConsumeOrderly, process_queue: ProcessQueue, messages: Sequence[PulledMessage]
-    ) -> None:
-        super().__init__(service, process_queue.queue, messages)
-        self.process_queue = process_queue
-
-    def may_begin(self) -> bool:
+    def _begin(self, now: float) -> bool:
         return not (self.process_queue.dropped or self.service.stopping)
 
 
@@ -109,7 +103,7 @@ class ConsumeOrderly:
         if not messages:
             self._began.pop(queue, None)
             return
-        job = PullOrderlyJob(self, process_queue, messages)
+        job = PullOrderlyJob(queue, service=self, process_queue=process_queue, messages=messages)
         process_queue.listener_done = asyncio.Event()
         self._running[queue] = process_queue
         if not self.pool.submit([job], is_async=self.listeners.is_async(messages[0].topic)):
@@ -144,7 +138,7 @@ class ConsumeOrderly:
 
     def _settled(self, job: PullOrderlyJob) -> None:
         process_queue, status = job.process_queue, job.status
-        if job.context.auto_commit:
+        if job.auto_commit:
             if status is not OrderlyStatus.SUCCESS:
                 log.warning(
                     "%s has auto_commit on, so %s counts as SUCCESS", process_queue.queue, status.name
@@ -153,7 +147,7 @@ class ConsumeOrderly:
             self._commit(process_queue)
         elif status is OrderlyStatus.ROLLBACK:
             process_queue.rollback()
-            self._step_later(process_queue, suspend_ms(job.context, self._settings))
+            self._step_later(process_queue, suspend_ms(job, self._settings))
             return
         elif status is OrderlyStatus.COMMIT:
             self._commit(process_queue)
@@ -191,13 +185,13 @@ class ConsumeOrderly:
         if suspend:
             self._again(job)
         else:
-            if job.context.auto_commit:
+            if job.auto_commit:
                 self._commit(process_queue)
             self._step(process_queue)
 
     def _again(self, job: PullOrderlyJob) -> None:
         job.process_queue.again(job.messages)
-        self._step_later(job.process_queue, suspend_ms(job.context, self._settings))
+        self._step_later(job.process_queue, suspend_ms(job, self._settings))
 
     # ---- locks --------------------------------------------------------------------------------------
 

@@ -25,17 +25,19 @@ DEAD_LETTER_LEVEL: Final = -1
 """A listener's word for: do not try again."""
 
 
-class PopJob(ConcurrentJob):
+class PopJob(ConcurrentJob, kw_only=True):
     """A call with messages of one pop."""
-
-    __slots__ = ()
 
     service: ConsumePop
     source: PopQueue
     messages: Sequence[PoppedMessage]
 
-    def may_begin(self) -> bool:
-        return self.service.may_begin(self.messages)
+    def _begin(self, now: float) -> bool:
+        if not self.service.may_begin(self.messages):
+            return False
+        for message in self.messages:
+            message.started = now
+        return True
 
 
 class ConsumePop(PopConsumption):
@@ -48,7 +50,7 @@ class ConsumePop(PopConsumption):
     def _hand_out(self, pop_queue: PopQueue, messages: Sequence[PoppedMessage]) -> None:
         is_async, batch = self.listeners.is_async(pop_queue.queue.topic), self._batch
         jobs = [
-            PopJob(self, pop_queue, messages[start : start + batch])
+            PopJob(pop_queue.queue, service=self, source=pop_queue, messages=messages[start : start + batch])
             for start in range(0, len(messages), batch)
         ]
         rest = messages[self._consumer.pool.submit(jobs, is_async=is_async) * batch :]

@@ -43,17 +43,13 @@ class Chain:
         """When a listener last began or ended."""
 
 
-class PopOrderlyJob(OrderlyJob):
-    __slots__ = ("chain", "consumption", "popped")
+class PopOrderlyJob(OrderlyJob, kw_only=True):
+    service: ConsumePopOrderly
+    messages: Sequence[PoppedMessage]
+    chain: Chain
 
-    def __init__(self, service: ConsumePopOrderly, chain: Chain, messages: Sequence[PoppedMessage]) -> None:
-        super().__init__(service, chain.queue, messages)
-        self.consumption = service
-        self.chain = chain
-        self.popped = messages
-
-    def may_begin(self) -> bool:
-        return self.consumption.may_begin(self.popped)
+    def _begin(self, now: float) -> bool:
+        return self.service.may_begin(self.messages)
 
 
 class ConsumePopOrderly(PopConsumption):
@@ -94,7 +90,7 @@ class ConsumePopOrderly(PopConsumption):
 
     def _begin(self, chain: Chain, batch: list[PoppedMessage]) -> None:
         chain.moved = self.loop.time()
-        job = PopOrderlyJob(self, chain, batch)
+        job = PopOrderlyJob(chain.queue, service=self, chain=chain, messages=batch)
         self._running.add(chain.queue)
         if not self._consumer.pool.submit([job], is_async=self.listeners.is_async(batch[0].topic)):
             self._running.discard(chain.queue)
@@ -123,7 +119,7 @@ class ConsumePopOrderly(PopConsumption):
             if job.return_type is None:
                 self._end(chain)
             elif job.status is OrderlyStatus.SUSPEND or (
-                job.status is OrderlyStatus.ROLLBACK and not job.context.auto_commit
+                job.status is OrderlyStatus.ROLLBACK and not job.auto_commit
             ):
                 self._failed(job)
             else:
@@ -133,10 +129,10 @@ class ConsumePopOrderly(PopConsumption):
     def _succeeded(self, job: PopOrderlyJob) -> None:
         chain = job.chain
         chain.pop_queue.stats.consume_rt.add(job.spent_ms)
-        chain.pop_queue.stats.consume_ok.add(len(job.popped))
-        for _ in job.popped:
+        chain.pop_queue.stats.consume_ok.add(len(job.messages))
+        for _ in job.messages:
             chain.uncommitted.append(chain.messages.popleft())
-        if job.context.auto_commit or job.status is OrderlyStatus.COMMIT:
+        if job.auto_commit or job.status is OrderlyStatus.COMMIT:
             acked = self._still_ours(chain.uncommitted)
             if len(acked) < len(chain.uncommitted):
                 # Somebody else may have the queue by now: going on would be out of order.
@@ -151,13 +147,13 @@ class ConsumePopOrderly(PopConsumption):
         chain = job.chain
         stats = chain.pop_queue.stats
         stats.consume_rt.add(job.spent_ms)
-        stats.consume_failed.add(len(job.popped))
-        if all(map(self._over_limit.is_last, job.popped)) and self._still_ours(job.popped):
-            for message in job.popped:
+        stats.consume_failed.add(len(job.messages))
+        if all(map(self._over_limit.is_last, job.messages)) and self._still_ours(job.messages):
+            for message in job.messages:
                 chain.messages.popleft()
                 self._consumer.spawn(self._dead(message))
             return
-        delay_ms = suspend_ms(job.context, self._settings)
+        delay_ms = suspend_ms(job, self._settings)
         again = (
             [*chain.uncommitted, *chain.messages] if job.status is OrderlyStatus.ROLLBACK else chain.messages
         )

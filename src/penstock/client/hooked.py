@@ -15,13 +15,11 @@ log = logging.getLogger("penstock.client")
 class ConsumeHooks:
     def __init__(self, group: str, hooks: Sequence[ConsumeHook]) -> None:
         self._group = group
-        self._hooks = hooks
+        self.registered = hooks
 
-    def before(self, queue: MessageQueue, messages: Sequence[PulledMessage]) -> ConsumeHookContext | None:
-        if not self._hooks:
-            return None
+    def before(self, queue: MessageQueue, messages: Sequence[PulledMessage]) -> ConsumeHookContext:
         context = ConsumeHookContext(self._group, queue, messages)
-        for hook in self._hooks:
+        for hook in self.registered:
             try:
                 hook.before(context)
             except Exception:
@@ -39,7 +37,7 @@ class ConsumeHooks:
         context.status = status
         context.return_type = return_type
         context.success = success
-        for hook in self._hooks:
+        for hook in self.registered:
             try:
                 hook.after(context)
             except Exception:

@@ -10,7 +10,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
+
+import msgspec
 
 from penstock.client.pulled import PulledMessage
 from penstock.errors import InvalidArgument
@@ -61,26 +63,24 @@ class RetryLater(Exception):
         self.suspend_ms = suspend_ms
 
 
-class ConsumeContext:
+class ConsumeContext(msgspec.Struct, eq=False, gc=False):
     """Of one concurrent batch. `ack_index`: messages up to it succeeded, those after it are retried."""
 
-    __slots__ = ("ack_index", "delay_level", "queue")
+    queue: MessageQueue
+    ack_index: int = ALL_ACKED
+    delay_level: int = 0
 
-    def __init__(self, queue: MessageQueue) -> None:
-        self.queue = queue
-        self.ack_index = ALL_ACKED
-        self.delay_level = 0
+    success: ClassVar = ConsumeStatus.SUCCESS
 
 
-class OrderlyContext:
+class OrderlyContext(msgspec.Struct, eq=False, gc=False):
     """Of one orderly batch. `suspend_ms` -1 takes the consumer's setting."""
 
-    __slots__ = ("auto_commit", "queue", "suspend_ms")
+    queue: MessageQueue
+    auto_commit: bool = True
+    suspend_ms: int = -1
 
-    def __init__(self, queue: MessageQueue) -> None:
-        self.queue = queue
-        self.auto_commit = True
-        self.suspend_ms = -1
+    success: ClassVar = OrderlyStatus.SUCCESS
 
 
 Status = ConsumeStatus | OrderlyStatus
@@ -124,10 +124,20 @@ class FilterHook(Protocol):
 class Listeners:
     """The user's code, by topic: either one batch listener or handlers for single messages."""
 
+    call: Callable[[Sequence[ReceivedMessage], Any], Any]
+    """Plain user code: a status or None."""
+    call_async: Callable[[Sequence[ReceivedMessage], Any], Awaitable[Any]]
+
     def __init__(self, batch_listener: BatchListener | None) -> None:
         self._batch = batch_listener
-        self._batch_async = _is_async(batch_listener) if batch_listener is not None else False
+        self._batch_async = False
         self._handlers: dict[str, tuple[Handler, bool]] = {}
+        if batch_listener is None:
+            self.call, self.call_async = self._handle, self._handle_async
+        else:
+            self._batch_async = _is_async(batch_listener)
+            # Nothing of ours stands between a worker and the listener: this is called for every message.
+            self.call = self.call_async = batch_listener  # type: ignore[assignment]  # kinds are checked at the start
 
     def add(self, topic: str, handler: Handler) -> None:
         if self._batch is not None:
@@ -154,29 +164,23 @@ class Listeners:
         entry = self._handlers.get(topic)
         return entry is not None and entry[1]
 
-    def call(self, messages: Sequence[ReceivedMessage], context: Context) -> Any:
-        """Calls plain user code: a status or None. Of a coroutine function it returns the awaitable."""
-        if self._batch is not None:
-            return self._batch(messages, context)  # type: ignore[arg-type]  # kinds are checked at the start
-        handler, is_async = self._handler(messages[0].topic)
-        result = handler(messages[0])
-        return result if is_async else _success(context)
+    def _handle(self, messages: Sequence[ReceivedMessage], context: Context) -> Status:
+        message = messages[0]
+        self._handler(message.topic)(message)
+        return context.success
 
-    async def call_async(self, messages: Sequence[ReceivedMessage], context: Context) -> Any:
-        result = await self.call(messages, context)
-        return result if self._batch is not None else _success(context)
+    async def _handle_async(self, messages: Sequence[ReceivedMessage], context: Context) -> Status:
+        message = messages[0]
+        await self._handler(message.topic)(message)
+        return context.success
 
-    def _handler(self, topic: str) -> tuple[Handler, bool]:
+    def _handler(self, topic: str) -> Handler:
         entry = self._handlers.get(topic)
         if entry is None:
             raise InvalidArgument(
                 f"no handler for topic {topic}; messages of it are retried until there is one"
             )
-        return entry
-
-
-def _success(context: Context) -> Status:
-    return ConsumeStatus.SUCCESS if isinstance(context, ConsumeContext) else OrderlyStatus.SUCCESS
+        return entry[0]
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

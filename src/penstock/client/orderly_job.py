@@ -8,40 +8,18 @@ from collections.abc import Sequence
 from penstock.client.listener import OrderlyContext, OrderlyStatus, RetryLater, ReturnType
 from penstock.client.listener_job import ListenerJob, ListenerService
 from penstock.client.pulled import PulledMessage
-from penstock.message.queue import MessageQueue
 
 log = logging.getLogger("penstock.client")
 
 
-class OrderlyJob(ListenerJob):
-    __slots__ = (
-        "context",
-        "error",
-        "messages",
-        "queue",
-        "return_type",
-        "service",
-        "spent_ms",
-        "status",
-    )
+class OrderlyJob(OrderlyContext, ListenerJob, eq=False, gc=False, kw_only=True):
+    """One call, and the context that the listener sees of it."""
 
-    def __init__(
-        self, service: ListenerService, queue: MessageQueue, messages: Sequence[PulledMessage]
-    ) -> None:
-        self.service = service
-        self.queue = queue
-        self.messages = messages
-        self.context = OrderlyContext(queue)
-        self.status = OrderlyStatus.SUSPEND
-        self.return_type = None
-        self.error: BaseException | None = None
-        self.spent_ms = 0.0
-
-    def _begin(self, now: float) -> None:
-        """Nothing is noted: how long an orderly listener takes bounds nothing."""
-
-    def _context(self) -> OrderlyContext:
-        return self.context
+    service: ListenerService
+    messages: Sequence[PulledMessage]
+    status: OrderlyStatus = OrderlyStatus.SUSPEND
+    return_type: ReturnType | None = None
+    spent_ms: float = 0.0
 
     def _returned(self, status: object) -> None:
         if status is None:
@@ -56,14 +34,13 @@ class OrderlyJob(ListenerJob):
             self.return_type = ReturnType.FAILED if status is OrderlyStatus.SUSPEND else ReturnType.SUCCESS
 
     def _raised(self, error: BaseException) -> None:
-        self.error = error
         if isinstance(error, RetryLater):
-            self.context.suspend_ms = error.suspend_ms
+            self.suspend_ms = error.suspend_ms
             self.return_type = ReturnType.FAILED
             log.info("%s is suspended: %s", self.queue, error)
         else:
             self.return_type = ReturnType.EXCEPTION
             log.warning("listener failed, %s is suspended and tried again", self.queue, exc_info=error)
 
-    def _outcome(self) -> tuple[OrderlyStatus, bool]:
-        return self.status, self.status in (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
+    def _succeeded(self) -> bool:
+        return self.status in (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)

@@ -111,16 +111,19 @@ class ProcessQueue:
         cached, order = self.cached, self._order
         in_order = True
         last = order[-1] if order else -1
+        added = 0
         for message in messages:
-            offset = message.record.queue_offset
+            record = message.record
+            offset = record.queue_offset
             if offset not in cached:
-                self.max_offset = offset
-                self.cached_bytes += message.record.size
+                added += record.size
                 if offset <= last:
                     in_order = False
                 last = offset
                 order.append(offset)
+                self.max_offset = offset
             cached[offset] = message
+        self.cached_bytes += added
         if not in_order:
             self._sort()
         if messages:
@@ -136,10 +139,12 @@ class ProcessQueue:
         cached = self.cached
         if not cached:
             return NOTHING
+        freed = 0
         for message in messages:
             removed = cached.pop(message.record.queue_offset, None)
             if removed is not None:
-                self.cached_bytes -= removed.record.size
+                freed += removed.record.size
+        self.cached_bytes -= freed
         if self.on_room is not None:
             self._tell_room()
         first = self.first_offset

@@ -29,8 +29,6 @@ class PulledMessage(ReceivedMessage):
     def __init__(self, record: RecordView, pull: PullInfo) -> None:
         # The base class would decode what is already known; this runs once for every message consumed.
         self.record = record
-        self.broker_name = pull.queue.broker_name
-        self.flag = record.flag
         self.reconsume_times = record.reconsume_times
         self._shown_topic = pull.queue.topic
         self._plain_body = None
@@ -41,6 +39,10 @@ class PulledMessage(ReceivedMessage):
     @property
     def queue(self) -> MessageQueue:
         return self.pull.queue
+
+    @property
+    def broker_name(self) -> str:  # type: ignore[override]  # nobody gives a received message another broker
+        return self.pull.queue.broker_name
 
     @property
     def properties(self) -> dict[str, str]:

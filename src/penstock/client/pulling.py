@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.client.api import PullFlag, PullResult, PullStatus, parse_pull
-from penstock.client.config import MessageModel, PushSettings
+from penstock.client.config import PushSettings
 from penstock.client.filtering import by_hooks, by_tag
 from penstock.client.process_queue import ProcessQueue
 from penstock.client.pull_service import PullRequest
@@ -37,6 +37,10 @@ SQL_SINCE_VERSION = 232
 """Brokers before 4.1.0 know only tags."""
 MIB = 1024 * 1024
 
+# Looking up a member of an enum takes long before Python 3.12, and these are asked for with every pull.
+_PULL_MESSAGE: Final = RequestCode.PULL_MESSAGE
+_FOUND: Final = PullStatus.FOUND
+
 
 class Puller:
     """Of one push consumer."""
@@ -44,6 +48,7 @@ class Puller:
     def __init__(self, consumer: PushConsumer) -> None:
         self._consumer = consumer
         self._settings: PushSettings = consumer.settings
+        self._clustering = consumer.clustering
         self._instance = consumer.instance
         self._service = consumer.instance.pull_service
         self._suggested: dict[MessageQueue, int] = {}
@@ -172,9 +177,7 @@ class Puller:
         began = self._instance.loop.time()
         try:
             header = self._header(request, subscription, target)
-            answer = channel.request_nowait(
-                RequestCode.PULL_MESSAGE, header, timeout_ms=self._settings.pull_timeout_ms
-            )
+            answer = channel.request_nowait(_PULL_MESSAGE, header, timeout_ms=self._settings.pull_timeout_ms)
         except PenstockError as error:
             self._failed(request, error)
             return
@@ -190,7 +193,7 @@ class Puller:
         settings, queue = self._settings, request.queue
         flags = PullFlag.SUSPEND
         commit_offset = 0
-        if settings.message_model is MessageModel.CLUSTERING:
+        if self._clustering:
             commit_offset = self._consumer.offset_store.memory(queue) or 0
             # Only a master keeps offsets.
             if commit_offset > 0 and not target.is_slave:
@@ -235,7 +238,7 @@ class Puller:
         try:
             result = parse_pull(answer.result(), channel.address)
             self._suggested[request.queue] = result.suggested_broker_id
-            if result.status is PullStatus.FOUND:
+            if result.status is _FOUND:
                 self._found(request, result, subscription, began)
             elif result.status is PullStatus.OFFSET_ILLEGAL:
                 self._offset_illegal(request, result)

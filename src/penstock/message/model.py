@@ -121,11 +121,14 @@ class ReceivedMessage(Message):
     def __init__(self, record: RecordView, broker_name: str) -> None:
         self.record = record
         self.broker_name = broker_name
-        self.flag = record.flag
         self.reconsume_times = record.reconsume_times
         self._shown_topic: str | None = None
         self._plain_body: bytes | None = None
         self._read_properties: dict[str, str] | None = None
+
+    @property
+    def flag(self) -> int:  # type: ignore[override]  # only who sends a message chooses its flag
+        return self.record.flag
 
     @property
     def topic(self) -> str:

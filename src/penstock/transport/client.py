@@ -40,6 +40,8 @@ MAX_IN_FLIGHT = 65_535
 """Protocol default, for requests and for oneways that have not left yet."""
 SEPARATE_BODY_BYTES = 64 * 1024
 """From this size a body is handed to the socket as it is instead of being copied into its frame."""
+GATHERED_BYTES = 16 * 1024
+"""Small frames leave together up to this size: the peer works on them while the next ones are made."""
 SWEEP_MS = 50
 """The response table is looked through at most this often, so a time-out can be late by this much."""
 
@@ -92,6 +94,7 @@ class Connection(asyncio.Protocol):
         self._pending: dict[int, _Pending] = {}
         self._opaque = 0
         self._out: list[bytes | memoryview] = []
+        self._out_bytes = 0
         self._congested = False
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -170,8 +173,8 @@ class Connection(asyncio.Protocol):
     ) -> asyncio.Future[Command]:
         """Like `request`, but gives the future. Raises TooManyRequests at once when all places are taken.
 
-        The frame leaves at the end of this loop turn, together with the others made in it. (Not at once, even
-        where nothing else is under way: it would overtake oneways written before it on other connections.)
+        Where nothing is under way the frame leaves at once: somebody waits for this one answer. Among others
+        it leaves with those made in this loop turn.
         """
         if self.closed:
             raise SendFailed(f"{self.address}: {self._error or 'the connection is closed'}")
@@ -228,10 +231,16 @@ class Connection(asyncio.Protocol):
                 hook.before_request(self.address, code, ext, body)
         if len(body) >= SEPARATE_BODY_BYTES:
             self._write(encode_head(code, opaque, flag=flag, ext=header, body_size=len(body)), body)
-        elif header is None:
-            self._write(encode_command(code, opaque, flag=flag, body=body))
+            return ext
+        if header is None:
+            frame = encode_command(code, opaque, flag=flag, body=body)
         else:
-            self._write(encode_request(code, opaque, flag, header, body))
+            frame = encode_request(code, opaque, flag, header, body)
+        if self._pending or self._out or flag:
+            self._write(frame)
+        else:
+            self._active = True
+            self._transport.write(frame)
         return ext
 
     # ---- output -------------------------------------------------------------------------------------
@@ -240,17 +249,20 @@ class Connection(asyncio.Protocol):
         if not self._out:
             self._loop.call_soon(self.flush)
         self._out += parts
+        self._out_bytes += len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if self._out_bytes >= GATHERED_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Hands to the socket what was written in this loop turn; called by itself at the turn's end."""
-        out = self._out
+        out, size = self._out, self._out_bytes
         if not out or self.closed:
             return
-        self._out = []
+        self._out, self._out_bytes = [], 0
         self._active = True
         if len(out) == 1:
             self._transport.write(out[0])
-        elif sum(map(len, out)) <= 2 * SEPARATE_BODY_BYTES:
+        elif size <= 2 * SEPARATE_BODY_BYTES:
             self._transport.write(b"".join(out))
         else:
             self._transport.writelines(out)

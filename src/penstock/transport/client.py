@@ -181,20 +181,20 @@ class Connection(asyncio.Protocol):
         pending = self._pending
         if len(pending) >= self._max_in_flight:
             raise TooManyRequests(f"{self.address}: {len(pending)} requests are in flight")
-        opaque = self._next_opaque()
-        ext = self._send(code, opaque, 0, header, body)
+        ext = self._send(code, 0, header, body)
         future: asyncio.Future[Command] = self._loop.create_future()
         deadline = self._loop.time() + timeout_ms / 1000
-        pending[opaque] = _new_tuple(_Pending, (future, deadline, code, ext))
+        pending[self._opaque] = _new_tuple(_Pending, (future, deadline, code, ext))
         if deadline + SWEEP_MS / 1000 < self._sweep_due:
             self._sweep_at(deadline)
         return future
 
     async def oneway(self, code: int, header: Ext | None = None, body: bytes | memoryview = b"") -> None:
         """Sends a request that gets no response; waits only while the peer does not read."""
-        deadline = self._loop.time() + CONNECT_TIMEOUT_MS / 1000
-        while self._congested and not self.closed:
-            await self._room(deadline)
+        if self._congested:
+            deadline = self._loop.time() + CONNECT_TIMEOUT_MS / 1000
+            while self._congested and not self.closed:
+                await self._room(deadline)
         self.oneway_nowait(code, header, body)
 
     def oneway_nowait(self, code: int, header: Ext | None = None, body: bytes | memoryview = b"") -> None:
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
             raise SendFailed(f"{self.address}: {self._error or 'the connection is closed'}")
         if self._congested:
             raise TooManyRequests(f"{self.address} does not read what was sent before")
-        self._send(code, self._next_opaque(), ONEWAY_FLAG, header, body)
+        self._send(code, ONEWAY_FLAG, header, body)
 
     def respond(
         self,
@@ -217,20 +217,21 @@ class Connection(asyncio.Protocol):
         if not request.is_oneway and not self.closed:
             self._write(encode_response(request, code, remark, header, body))
 
-    def _next_opaque(self) -> int:
-        self._opaque = opaque = (self._opaque + 1) & 0x7FFF_FFFF
-        return opaque
-
     def _send(
-        self, code: int, opaque: int, flag: int, header: Ext | None, body: bytes | memoryview
+        self, code: int, flag: int, header: Ext | None, body: bytes | memoryview
     ) -> dict[str, str] | None:
+        """Under the next opaque number."""
         ext: dict[str, str] | None = None
         if self._hooks:
             header = ext = header.to_ext() if isinstance(header, HeaderStruct) else dict(header or {})
             for hook in self._hooks:
                 hook.before_request(self.address, code, ext, body)
+        self._opaque = opaque = self._opaque + 1 & 0x7FFF_FFFF
         if len(body) >= SEPARATE_BODY_BYTES:
-            self._write(encode_head(code, opaque, flag=flag, ext=header, body_size=len(body)), body)
+            head = encode_head(code, opaque, flag=flag, ext=header, body_size=len(body))
+            self._out += (head, body)
+            self._out_bytes += len(head) + len(body)
+            self.flush()
             return ext
         if header is None:
             frame = encode_command(code, opaque, flag=flag, body=body)
@@ -245,11 +246,12 @@ class Connection(asyncio.Protocol):
 
     # ---- output -------------------------------------------------------------------------------------
 
-    def _write(self, *parts: bytes | memoryview) -> None:
-        if not self._out:
+    def _write(self, frame: bytes) -> None:
+        out = self._out
+        if not out:
             self._loop.call_soon(self.flush)
-        self._out += parts
-        self._out_bytes += len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        out.append(frame)
+        self._out_bytes += len(frame)
         if self._out_bytes >= GATHERED_BYTES:
             self.flush()
 

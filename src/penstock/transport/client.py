@@ -13,6 +13,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, cast
+from weakref import WeakKeyDictionary
 
 from penstock import limits
 from penstock.errors import ConnectFailed, ProtocolError, RequestTimeout, SendFailed, TooManyRequests
@@ -65,6 +66,24 @@ class _Pending(NamedTuple):
 
 _new_tuple: Final = tuple.__new__  # what a NamedTuple's own constructor calls, at half the cost
 
+
+class _Turn:
+    """The connections of a loop that have gathered frames. Whenever something leaves at once, they go first:
+    who asks one connection about what was told another must not overtake it."""
+
+    __slots__ = ("gathering",)
+
+    def __init__(self) -> None:
+        self.gathering: list[Connection] = []
+
+    def flush(self) -> None:
+        gathering, self.gathering = self.gathering, []
+        for connection in gathering:
+            connection.flush()
+
+
+_turns: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn]] = WeakKeyDictionary()
+
 RequestCallback = Callable[["Connection", Command], None]
 CloseCallback = Callable[["Connection"], None]
 
@@ -93,6 +112,7 @@ class Connection(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._pending: dict[int, _Pending] = {}
         self._opaque = 0
+        self._turn = _turns.setdefault(self._loop, _Turn())
         self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._congested = False
@@ -173,8 +193,8 @@ class Connection(asyncio.Protocol):
     ) -> asyncio.Future[Command]:
         """Like `request`, but gives the future. Raises TooManyRequests at once when all places are taken.
 
-        Where nothing is under way the frame leaves at once: somebody waits for this one answer. Among others
-        it leaves with those made in this loop turn.
+        Where no other answer is awaited the frame leaves at once, for somebody waits for this one. Among
+        others it leaves with those made in this loop turn.
         """
         if self.closed:
             raise SendFailed(f"{self.address}: {self._error or 'the connection is closed'}")
@@ -228,35 +248,35 @@ class Connection(asyncio.Protocol):
                 hook.before_request(self.address, code, ext, body)
         self._opaque = opaque = self._opaque + 1 & 0x7FFF_FFFF
         if len(body) >= SEPARATE_BODY_BYTES:
-            head = encode_head(code, opaque, flag=flag, ext=header, body_size=len(body))
-            self._out += (head, body)
-            self._out_bytes += len(head) + len(body)
-            self.flush()
+            self._write(encode_head(code, opaque, flag=flag, ext=header, body_size=len(body)), body)
             return ext
         if header is None:
             frame = encode_command(code, opaque, flag=flag, body=body)
         else:
             frame = encode_request(code, opaque, flag, header, body)
-        if self._pending or self._out or flag:
+        if self._pending or flag:
             self._write(frame)
         else:
+            if self._turn.gathering:
+                self._turn.flush()
             self._active = True
             self._transport.write(frame)
         return ext
 
     # ---- output -------------------------------------------------------------------------------------
 
-    def _write(self, frame: bytes) -> None:
-        out = self._out
-        if not out:
-            self._loop.call_soon(self.flush)
-        out.append(frame)
-        self._out_bytes += len(frame)
+    def _write(self, *parts: bytes | memoryview) -> None:
+        if not self._out:
+            if not self._turn.gathering:
+                self._loop.call_soon(self._turn.flush)
+            self._turn.gathering.append(self)
+        self._out += parts
+        self._out_bytes += len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if self._out_bytes >= GATHERED_BYTES:
-            self.flush()
+            self._turn.flush()
 
     def flush(self) -> None:
-        """Hands to the socket what was written in this loop turn; called by itself at the turn's end."""
+        """Hands to the socket what was gathered; called by itself at the turn's end."""
         out, size = self._out, self._out_bytes
         if not out or self.closed:
             return

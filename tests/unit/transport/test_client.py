@@ -313,6 +313,23 @@ def test_a_lone_request_does_not_overtake_what_was_written_before_it_in_the_same
     run(main())
 
 
+def test_a_lone_request_does_not_overtake_what_was_written_before_it_on_other_connections(
+    run, serving, service
+):
+    async def main():
+        async with serving(service) as address:
+            teller, asker = await Connection.open(address), await Connection.open(address)
+            for round_ in range(20):
+                teller.oneway_nowait(SILENT, {"n": f"told {round_}"})
+                await asker.request(ECHO, {"n": f"asked {round_}"})
+            told = [command.ext["n"] for command in service.handled]
+            assert told == [f"{what} {round_}" for round_ in range(20) for what in ("told", "asked")]
+            await teller.close()
+            await asker.close()
+
+    run(main())
+
+
 def _taken(peer: socket.socket) -> bytes:
     """What has arrived, without giving the event loop a turn."""
     try:

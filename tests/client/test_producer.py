@@ -372,6 +372,50 @@ async def test_send_many_tells_for_each_message_how_it_went(cluster: Any, topic:
         assert not caught.value.outcome_unknown
 
 
+async def test_send_many_of_messages_that_differ_in_bodies_only(server: RunningBroker, topic: str) -> None:
+    def message(number: int) -> Message:
+        body = b"%d" % number + b"." * (number % 7)
+        return Message(topic, body, tag="paid", properties={"line": "a\nb"}, flag=number % 3)
+
+    messages = [message(number) for number in range(250)]
+    messages[60] = messages[10]  # in another batch
+    messages[15] = messages[10]  # in the same one
+    sizes: list[int] = []
+
+    class Hook:
+        def before(self, group: str, queue: MessageQueue, outgoing: Any) -> None:
+            sizes.append(len(outgoing.body))
+
+        def after(self, *_: object) -> None: ...
+
+    settings = {"batch_messages": 50, "batch_bytes": 2_000, "default_topic_queues": 1}
+    async with Producer(server.name_server, **settings) as producer:
+        producer.send_hooks.append(Hook())
+        results = await producer.send_many(messages)
+        records = [await stored(producer, result.offset_message_id) for result in results]
+    assert max(sizes) < 2_200  # looked at one by one, the last message of a batch may lie across the limit
+    assert [result.message_id for result in results] == [message.message_id for message in messages]
+    assert len({result.message_id for result in results}) == 248
+    for sent, record in zip(messages, records, strict=True):
+        assert (bytes(record.body), record.flag) == (sent.body, sent.flag)
+        own = {name: record.properties[name] for name in sent.properties}
+        assert own == sent.properties
+    assert sorted(result.queue_offset for result in results) == list(range(250))
+
+
+@pytest.mark.parametrize("odd", [b"", b"x" * 1_001], ids=["an empty body", "a body over the limit"])
+async def test_one_message_that_cannot_be_sent_does_not_hold_up_those_alike(
+    server: RunningBroker, topic: str, odd: bytes
+) -> None:
+    messages = [Message(topic, b"%d" % number) for number in range(30)]
+    messages[17] = Message(topic, odd)
+    async with Producer(server.name_server, batch_messages=10, max_message_bytes=1_000) as producer:
+        with pytest.raises(SendManyFailed, match="1 of 30") as caught:
+            await producer.send_many(messages)
+    assert isinstance(caught.value.results[17], InvalidArgument | MessageTooLarge)
+    assert messages[17].message_id is None
+
+
 async def test_send_many_of_nothing_is_nothing(server: RunningBroker) -> None:
     async with Producer(server.name_server) as producer:
         assert await producer.send_many([]) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from itertools import count, repeat
+from dataclasses import dataclass, field
+from itertools import count, islice, repeat
 from typing import Any
 
 from penstock.client.config import ProducerSettings
@@ -12,10 +14,10 @@ from penstock.client.sender import Outgoing, Sender, SendResult, by_key
 from penstock.errors import InvalidArgument, MessageTooLarge, PenstockError, SendManyFailed
 from penstock.limits import MAX_PROPERTIES_BYTES
 from penstock.message.batch import ELEMENT_BYTES, check_properties_size, encode_columns
-from penstock.message.ids import unique_id
+from penstock.message.ids import unique_id, unique_ids
 from penstock.message.model import Message
 from penstock.message.names import is_retry_topic
-from penstock.message.properties import Key, encode_properties
+from penstock.message.properties import NAME_END, VALUE_END, Key, encode_properties
 from penstock.message.queue import MessageQueue
 from penstock.wire.codes import RequestCode
 
@@ -26,21 +28,19 @@ NOT_IN_BATCHES = frozenset(
 QueueKey = str | int | Callable[[Message], str | int] | None
 
 
+@dataclass(slots=True)
 class _Chunk:
     """Messages on their way to one batch, in columns: their places in the result, ids and parts."""
 
-    __slots__ = ("bodies", "flags", "ids", "places", "properties", "queue", "size", "topic", "wait")
-
-    def __init__(self, topic: str, wait: str, queue: MessageQueue | None) -> None:
-        self.topic = topic
-        self.wait = wait
-        self.queue = queue
-        self.places: list[int] = []
-        self.ids: list[str] = []
-        self.flags: list[int] = []
-        self.bodies: list[bytes] = []
-        self.properties: list[bytes] = []
-        self.size = 0
+    topic: str
+    wait: str
+    queue: MessageQueue | None
+    places: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    properties: list[bytes] = field(default_factory=list)
+    size: int = 0
 
     def append(self, place: int, flag: int, body: bytes, properties: dict[str, str]) -> None:
         message_id = properties.get(Key.UNIQ_KEY)
@@ -83,8 +83,16 @@ class _Chunk:
             repeat(result.region),
         )
         # tuple.__new__ is what SendResult's own constructor calls; so the loop over messages is not Python's.
-        for place, each in zip(self.places, map(tuple.__new__, repeat(SendResult), rows), strict=True):
-            results[place] = each
+        each = map(tuple.__new__, repeat(SendResult), rows)
+        first, last = self.places[0], self.places[-1]
+        if last - first + 1 == len(self.places):  # as they mostly are: no other message came between
+            results[first : last + 1] = each
+            return
+        for place, one in zip(self.places, each, strict=True):
+            results[place] = one
+
+
+_OpenChunks = dict[tuple[str, str, MessageQueue | None], _Chunk]
 
 
 class Batcher:
@@ -126,13 +134,30 @@ class Batcher:
     ) -> list[SendResult]:
         settings = self._settings
         run = _Run(self._sender, settings.batch_requests, timeout_ms)
-        results, check = run.results, self._check
+        open_chunks: _OpenChunks = {}
+        rest = iter(messages)
+        while block := list(islice(rest, settings.batch_messages)):
+            begin = len(run.results)
+            run.results += repeat(None, len(block))
+            chunks = self._alike(block, begin) if queue_key is None else []
+            if chunks:
+                await run.send_all(open_chunks)
+                for chunk in chunks:
+                    await run.send_chunk(chunk)
+            else:
+                await self._take_each(block, begin, queue_key, open_chunks, run)
+        await run.send_all(open_chunks)
+        return await run.finish()
+
+    async def _take_each(
+        self, block: list[Message], begin: int, queue_key: QueueKey, open_chunks: _OpenChunks, run: _Run
+    ) -> None:
+        """Puts each message into the batch it belongs to, which leaves when it is full."""
+        settings, results, check = self._settings, run.results, self._check
         compress_over_bytes = settings.compress_over_bytes
         batch_messages, batch_bytes = settings.batch_messages, settings.batch_bytes
         most_bytes = settings.max_message_bytes - MAX_PROPERTIES_BYTES - ELEMENT_BYTES
-        open_chunks: dict[tuple[str, str, MessageQueue | None], _Chunk] = {}
-        for place, message in enumerate(messages):
-            results.append(None)
+        for place, message in enumerate(block, begin):
             try:
                 check(message)
                 queue = None if queue_key is None else await self._queue_for(message, queue_key)
@@ -158,10 +183,47 @@ class Batcher:
                 results[place] = error
             if len(chunk.places) >= batch_messages or chunk.size >= batch_bytes:
                 await run.send_chunk(open_chunks.pop(key))
-        for chunk in open_chunks.values():
-            if chunk.places:
-                await run.send_chunk(chunk)
-        return await run.finish()
+
+    def _alike(self, block: list[Message], begin: int) -> list[_Chunk]:
+        """The block's batches, made by columns, if its messages differ in bodies and flags only. Else none,
+        and then each has to be looked at."""
+        settings = self._settings
+        total = len(block)
+        try:
+            topic, properties = block[0].topic, block[0].properties
+            columns = [message.properties for message in block]
+            if (
+                Key.UNIQ_KEY in properties
+                or columns.count(properties) != total
+                or [message.topic for message in block].count(topic) != total
+                or not _batchable(topic, properties)
+            ):
+                return []
+            bodies = [message.body for message in block]
+            sizes = list(map(len, bodies))
+            longest = max(sizes)
+            self._check(block[sizes.index(min(sizes))])
+            self._check(block[sizes.index(longest)])
+        except PenstockError:
+            return []
+        text = f"{encode_properties(properties)}{Key.UNIQ_KEY}{NAME_END}"
+        new_ids = unique_ids(total)
+        text_bytes = len(f"{text}{new_ids[0]}{VALUE_END}".encode())
+        if longest >= settings.compress_over_bytes or text_bytes > MAX_PROPERTIES_BYTES:
+            return []
+        # setdefault: a message that is there twice is stored twice under one id
+        ids = [own.setdefault(Key.UNIQ_KEY, new) for own, new in zip(columns, new_ids, strict=True)]
+        texts = [f"{text}{message_id}{VALUE_END}".encode() for message_id in ids]
+        flags = [message.flag for message in block]
+        places = list(range(begin, begin + total))
+        wait = properties.get(Key.WAIT, "true")
+        most_bytes = min(settings.batch_bytes, settings.max_message_bytes)
+        most = max(1, most_bytes // (ELEMENT_BYTES + longest + text_bytes))
+        share = math.ceil(total / math.ceil(total / most))  # equal shares, none over the bytes of a batch
+        return [
+            _Chunk(topic, wait, None, places[part], ids[part], flags[part], bodies[part], texts[part])
+            for part in (slice(start, start + share) for start in range(0, total, share))
+        ]
 
     async def _queue_for(self, message: Message, queue_key: QueueKey) -> MessageQueue:
         key = queue_key(message) if callable(queue_key) else queue_key
@@ -179,6 +241,12 @@ class _Run:
         self._order: dict[MessageQueue, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.results: list[SendResult | Exception | None] = []
+
+    async def send_all(self, chunks: _OpenChunks) -> None:
+        for chunk in chunks.values():
+            if chunk.places:
+                await self.send_chunk(chunk)
+        chunks.clear()
 
     async def send_chunk(self, chunk: _Chunk) -> None:
         await self._start(self._send_chunk(chunk), chunk.queue)
@@ -225,9 +293,9 @@ class _Run:
     async def finish(self) -> list[SendResult]:
         if self._tasks:
             await asyncio.wait(self._tasks)
-        failed = [result for result in self.results if not isinstance(result, SendResult)]
-        if not failed:
+        if set(map(type, self.results)) <= {SendResult}:
             return self.results  # type: ignore[return-value]  # every one is a SendResult
+        failed = [result for result in self.results if not isinstance(result, SendResult)]
         unknown = any(getattr(error, "outcome_unknown", False) for error in failed)
         raise SendManyFailed(
             f"{len(failed)} of {len(self.results)} messages failed, first: {failed[0]}",

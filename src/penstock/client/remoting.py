@@ -187,7 +187,10 @@ class Remoting:
 
     async def oneway(self, address: str, code: int, header: Ext | None = None, body: Body = b"") -> None:
         channel = self.ready(address) or await self.connection(address)
-        await channel.oneway(code, header, body)
+        if channel.has_room:
+            channel.oneway_nowait(code, header, body)
+        else:
+            await channel.oneway(code, header, body)
 
     # ---- name servers -------------------------------------------------------------------------------
 

@@ -52,7 +52,9 @@ class SendStatus(Enum):
     SLAVE_NOT_AVAILABLE = ResponseCode.SLAVE_NOT_AVAILABLE
 
 
+_OK: Final = SendStatus.OK
 _STATUS: Final = {int(status.value): status for status in SendStatus}
+_new_tuple: Final = tuple.__new__  # what a NamedTuple's own constructor calls, at half the cost
 
 
 class SendResult(NamedTuple):
@@ -206,14 +208,16 @@ class Sender:
         settings = self.settings
         timeout_ms = timeout_ms or settings.send_timeout_ms
         started = begin = time.monotonic()
-        chosen = queue
         info = None
-        if chosen is None:
+        attempts = 1
+        if queue is None:
+            attempts += settings.retry_times
             info = self._publish.get(message.topic)
             if info is None or not info.queues:
                 info = await self.publish_info(message.topic)
                 begin = time.monotonic()
-        attempts = 1 if chosen is not None else 1 + settings.retry_times
+        attempt_timeout_ms = settings.send_attempt_timeout_ms
+        faults = self.faults
         last_broker: str | None = None
         errors: list[Exception] = []
         kept: SendResult | None = None
@@ -221,9 +225,9 @@ class Sender:
             left_ms = timeout_ms - int((begin - started) * 1000)
             if left_ms <= 0:
                 break
-            if settings.send_attempt_timeout_ms > 0 and attempt + 1 < attempts:
-                left_ms = min(left_ms, settings.send_attempt_timeout_ms)
-            target = chosen or self.select(
+            if attempt_timeout_ms > 0 and attempt + 1 < attempts:
+                left_ms = min(left_ms, attempt_timeout_ms)
+            target = queue or self.select(
                 info or await self.publish_info(message.topic), last_broker, begin * 1000
             )
             last_broker = target.broker_name
@@ -239,7 +243,7 @@ class Sender:
                         address, message.code, self._header(message, target), message.body, left_ms
                     )
                     result = read_result(response, message, target, address)
-                if result.status is SendStatus.OK or not settings.retry_another_broker_when_not_stored_ok:
+                if result.status is _OK or not settings.retry_another_broker_when_not_stored_ok:
                     return result
                 kept = result
             except ServerError as error:
@@ -253,10 +257,10 @@ class Sender:
             except BrokerNotFound as error:
                 errors.append(error)
             finally:
-                if self.faults.enabled:
+                if faults.enabled:
                     now = time.monotonic()
-                    self.faults.note(
-                        target.broker_name,
+                    faults.note(
+                        last_broker,
                         (now - begin) * 1000,
                         isolate=isolate,
                         reachable=reachable,
@@ -331,15 +335,18 @@ def read_result(response: Command, message: Outgoing, queue: MessageQueue, addre
     header = response.header(SendResponseHeader)
     if header.queue_id != queue.queue_id:
         queue = MessageQueue(queue.topic, queue.broker_name, header.queue_id)
-    return SendResult(
-        status,
-        header.batch_uniq_id or message.message_id,
-        queue,
-        header.queue_offset,
-        header.msg_id,
-        header.transaction_id,
-        header.recall_handle,
-        header.region,
+    return _new_tuple(
+        SendResult,
+        (
+            status,
+            header.batch_uniq_id or message.message_id,
+            queue,
+            header.queue_offset,
+            header.msg_id,
+            header.transaction_id,
+            header.recall_handle,
+            header.region,
+        ),
     )
 
 

@@ -9,7 +9,7 @@ import struct
 import time
 from datetime import datetime
 from functools import lru_cache
-from itertools import count
+from itertools import count, islice
 from typing import Final, NamedTuple
 
 from penstock.errors import InvalidArgument
@@ -99,6 +99,13 @@ def unique_id() -> str:
     if stamp_ms != now_ms:
         stamp = sender.stamp_of(now_ms)
     return "%s%04X" % (stamp, next(sender.numbers) & 0xFFFF)  # noqa: UP031, half the cost of an f-string
+
+
+def unique_ids(wanted: int) -> list[str]:
+    """As many, at most 65,536, from one look at the clock."""
+    sender = _sender or _new_sender()
+    stamp = sender.stamp_of(time.time_ns() // 1_000_000)
+    return ["%s%04X" % (stamp, number & 0xFFFF) for number in islice(sender.numbers, wanted)]  # noqa: UP031
 
 
 def _new_sender() -> _Sender:

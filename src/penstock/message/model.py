@@ -45,13 +45,15 @@ class Message:
         flag: int = 0,
     ) -> None:
         check_topic(topic)
-        if not isinstance(body, _BYTES):
-            raise InvalidArgument(f"the body must be bytes, not {type(body).__name__}; encode text first")
-        if not -0x8000_0000 <= flag <= 0x7FFF_FFFF:
+        if type(body) is not bytes:
+            if not isinstance(body, _BYTES):
+                raise InvalidArgument(f"the body must be bytes, not {type(body).__name__}; encode text first")
+            body = bytes(body)
+        if flag and not -0x8000_0000 <= flag <= 0x7FFF_FFFF:
             raise InvalidArgument(f"the flag {flag} does not fit 32 bits")
         self.topic = topic
         self.flag = flag
-        self._body = bytes(body)
+        self._body = body
         own: dict[str, str] = {}
         if properties:
             _check_user_properties(properties)

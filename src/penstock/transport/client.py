@@ -13,6 +13,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, cast
+from weakref import WeakKeyDictionary
 
 from penstock import limits
 from penstock.errors import ConnectFailed, ProtocolError, RequestTimeout, SendFailed, TooManyRequests
@@ -40,6 +41,8 @@ MAX_IN_FLIGHT = 65_535
 """Protocol default, for requests and for oneways that have not left yet."""
 SEPARATE_BODY_BYTES = 64 * 1024
 """From this size a body is handed to the socket as it is instead of being copied into its frame."""
+GATHERED_BYTES = 16 * 1024
+"""Small frames leave together up to this size: the peer works on them while the next ones are made."""
 SWEEP_MS = 50
 """The response table is looked through at most this often, so a time-out can be late by this much."""
 
@@ -62,6 +65,24 @@ class _Pending(NamedTuple):
 
 
 _new_tuple: Final = tuple.__new__  # what a NamedTuple's own constructor calls, at half the cost
+
+
+class _Turn:
+    """The connections of a loop that have gathered frames. Whenever something leaves at once, they go first:
+    who asks one connection about what was told another must not overtake it."""
+
+    __slots__ = ("gathering",)
+
+    def __init__(self) -> None:
+        self.gathering: list[Connection] = []
+
+    def flush(self) -> None:
+        gathering, self.gathering = self.gathering, []
+        for connection in gathering:
+            connection.flush()
+
+
+_turns: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn]] = WeakKeyDictionary()
 
 RequestCallback = Callable[["Connection", Command], None]
 CloseCallback = Callable[["Connection"], None]
@@ -91,7 +112,9 @@ class Connection(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._pending: dict[int, _Pending] = {}
         self._opaque = 0
+        self._turn = _turns.setdefault(self._loop, _Turn())
         self._out: list[bytes | memoryview] = []
+        self._out_bytes = 0
         self._congested = False
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -170,28 +193,28 @@ class Connection(asyncio.Protocol):
     ) -> asyncio.Future[Command]:
         """Like `request`, but gives the future. Raises TooManyRequests at once when all places are taken.
 
-        The frame leaves at the end of this loop turn, together with the others made in it. (Not at once, even
-        where nothing else is under way: it would overtake oneways written before it on other connections.)
+        Where no other answer is awaited the frame leaves at once, for somebody waits for this one. Among
+        others it leaves with those made in this loop turn.
         """
         if self.closed:
             raise SendFailed(f"{self.address}: {self._error or 'the connection is closed'}")
         pending = self._pending
         if len(pending) >= self._max_in_flight:
             raise TooManyRequests(f"{self.address}: {len(pending)} requests are in flight")
-        opaque = self._next_opaque()
-        ext = self._send(code, opaque, 0, header, body)
+        ext = self._send(code, 0, header, body)
         future: asyncio.Future[Command] = self._loop.create_future()
         deadline = self._loop.time() + timeout_ms / 1000
-        pending[opaque] = _new_tuple(_Pending, (future, deadline, code, ext))
+        pending[self._opaque] = _new_tuple(_Pending, (future, deadline, code, ext))
         if deadline + SWEEP_MS / 1000 < self._sweep_due:
             self._sweep_at(deadline)
         return future
 
     async def oneway(self, code: int, header: Ext | None = None, body: bytes | memoryview = b"") -> None:
         """Sends a request that gets no response; waits only while the peer does not read."""
-        deadline = self._loop.time() + CONNECT_TIMEOUT_MS / 1000
-        while self._congested and not self.closed:
-            await self._room(deadline)
+        if self._congested:
+            deadline = self._loop.time() + CONNECT_TIMEOUT_MS / 1000
+            while self._congested and not self.closed:
+                await self._room(deadline)
         self.oneway_nowait(code, header, body)
 
     def oneway_nowait(self, code: int, header: Ext | None = None, body: bytes | memoryview = b"") -> None:
@@ -200,7 +223,7 @@ class Connection(asyncio.Protocol):
             raise SendFailed(f"{self.address}: {self._error or 'the connection is closed'}")
         if self._congested:
             raise TooManyRequests(f"{self.address} does not read what was sent before")
-        self._send(code, self._next_opaque(), ONEWAY_FLAG, header, body)
+        self._send(code, ONEWAY_FLAG, header, body)
 
     def respond(
         self,
@@ -214,43 +237,54 @@ class Connection(asyncio.Protocol):
         if not request.is_oneway and not self.closed:
             self._write(encode_response(request, code, remark, header, body))
 
-    def _next_opaque(self) -> int:
-        self._opaque = opaque = (self._opaque + 1) & 0x7FFF_FFFF
-        return opaque
-
     def _send(
-        self, code: int, opaque: int, flag: int, header: Ext | None, body: bytes | memoryview
+        self, code: int, flag: int, header: Ext | None, body: bytes | memoryview
     ) -> dict[str, str] | None:
+        """Under the next opaque number."""
         ext: dict[str, str] | None = None
         if self._hooks:
             header = ext = header.to_ext() if isinstance(header, HeaderStruct) else dict(header or {})
             for hook in self._hooks:
                 hook.before_request(self.address, code, ext, body)
+        self._opaque = opaque = self._opaque + 1 & 0x7FFF_FFFF
         if len(body) >= SEPARATE_BODY_BYTES:
             self._write(encode_head(code, opaque, flag=flag, ext=header, body_size=len(body)), body)
-        elif header is None:
-            self._write(encode_command(code, opaque, flag=flag, body=body))
+            return ext
+        if header is None:
+            frame = encode_command(code, opaque, flag=flag, body=body)
         else:
-            self._write(encode_request(code, opaque, flag, header, body))
+            frame = encode_request(code, opaque, flag, header, body)
+        if self._pending or flag:
+            self._write(frame)
+        else:
+            if self._turn.gathering:
+                self._turn.flush()
+            self._active = True
+            self._transport.write(frame)
         return ext
 
     # ---- output -------------------------------------------------------------------------------------
 
     def _write(self, *parts: bytes | memoryview) -> None:
         if not self._out:
-            self._loop.call_soon(self.flush)
+            if not self._turn.gathering:
+                self._loop.call_soon(self._turn.flush)
+            self._turn.gathering.append(self)
         self._out += parts
+        self._out_bytes += len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if self._out_bytes >= GATHERED_BYTES:
+            self._turn.flush()
 
     def flush(self) -> None:
-        """Hands to the socket what was written in this loop turn; called by itself at the turn's end."""
-        out = self._out
+        """Hands to the socket what was gathered; called by itself at the turn's end."""
+        out, size = self._out, self._out_bytes
         if not out or self.closed:
             return
-        self._out = []
+        self._out, self._out_bytes = [], 0
         self._active = True
         if len(out) == 1:
             self._transport.write(out[0])
-        elif sum(map(len, out)) <= 2 * SEPARATE_BODY_BYTES:
+        elif size <= 2 * SEPARATE_BODY_BYTES:
             self._transport.write(b"".join(out))
         else:
             self._transport.writelines(out)

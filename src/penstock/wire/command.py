@@ -20,7 +20,7 @@ from penstock.limits import MAX_FRAME_BYTES
 from penstock.wire.codes import PROTOCOL_VERSION, Language
 from penstock.wire.headers.base import I32, H, HeaderStruct, codec_of
 from penstock.wire.headers.consume import PullHeader
-from penstock.wire.headers.send import SendHeaderV2
+from penstock.wire.headers.send import SendHeaderV2, SendResponseHeader
 
 RESPONSE_FLAG: Final = 1
 ONEWAY_FLAG: Final = 2
@@ -145,6 +145,9 @@ _ONE_PASS: Final[Mapping[bytes, Callable[[bytes], Any]]] = {
     b'{"code":11,"': _one_pass(PullHeader),
 }
 """By the first bytes of a header as Java clients write it; other spellings take the general way."""
+_SEND_REPLY: Final = b'{"code":0,"extFields":{"MSG_REGION":'
+"""What no other answer begins with, and a send's answer as `SendReplyWriter` writes it."""
+_decode_send_reply: Final = _one_pass(SendResponseHeader)
 
 
 def decode_command(frame: bytes | bytearray | memoryview) -> Command:
@@ -159,6 +162,8 @@ def decode_command(frame: bytes | bytearray | memoryview) -> Command:
         end = word + 4
         head = frame[4:end]
         decode = _ONE_PASS.get(head[:_PREFIX])
+        if decode is None and head.startswith(_SEND_REPLY):
+            decode = _decode_send_reply
         try:
             if decode is None:
                 command = _decode_any(head)

@@ -102,11 +102,20 @@ def test_time_starts_again_with_a_new_month(monkeypatch):
     assert parts(ids.unique_id())[3] == december - ids._month_of(december).start_ms  # the clock was set back
 
 
+def test_many_ids_at_once_are_like_those_made_one_by_one():
+    before, many, after = ids.unique_id(), ids.unique_ids(3), ids.unique_id()
+    first = parts(before)
+    assert [parts(one)[4] for one in (*many, after)] == [first[4] + place & 0xFFFF for place in range(1, 5)]
+    assert {parts(one)[:3] for one in many} == {first[:3]}
+    assert first[3] <= parts(many[0])[3] <= parts(after)[3]
+
+
 def test_unique_ids_of_threads_differ():
     with ThreadPoolExecutor(8) as pool:
-        batches = pool.map(lambda _: [ids.unique_id() for _ in range(2000)], range(8))
-        made = [one for batch in batches for one in batch]
-    assert len(set(made)) == 16_000
+        one_by_one = pool.map(lambda _: [ids.unique_id() for _ in range(2000)], range(8))
+        many = pool.map(lambda _: [*ids.unique_ids(1000), *ids.unique_ids(1000)], range(8))
+        made = [one for batches in (one_by_one, many) for batch in batches for one in batch]
+    assert len(set(made)) == 32_000
 
 
 FORK = """

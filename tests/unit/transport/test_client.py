@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 
 import pytest
 
 from penstock import limits
 from penstock.errors import ConnectFailed, MessageTooLarge, RequestTimeout, SendFailed, TooManyRequests
-from penstock.transport.client import Connection
+from penstock.transport.client import GATHERED_BYTES, Connection
 from penstock.wire.command import encode_command
 
 ECHO, SILENT, BIG, CALL_BACK, HANG_UP = 11, 12, 13, 15, 16
@@ -308,5 +309,58 @@ def test_a_lone_request_does_not_overtake_what_was_written_before_it_in_the_same
             await connection.request(ECHO, {"n": "third"})
             assert [command.ext["n"] for command in service.handled] == ["first", "second", "third"]
             await connection.close()
+
+    run(main())
+
+
+def test_a_lone_request_does_not_overtake_what_was_written_before_it_on_other_connections(
+    run, serving, service
+):
+    async def main():
+        async with serving(service) as address:
+            teller, asker = await Connection.open(address), await Connection.open(address)
+            for round_ in range(20):
+                teller.oneway_nowait(SILENT, {"n": f"told {round_}"})
+                await asker.request(ECHO, {"n": f"asked {round_}"})
+            told = [command.ext["n"] for command in service.handled]
+            assert told == [f"{what} {round_}" for round_ in range(20) for what in ("told", "asked")]
+            await teller.close()
+            await asker.close()
+
+    run(main())
+
+
+def _taken(peer: socket.socket) -> bytes:
+    """What has arrived, without giving the event loop a turn."""
+    try:
+        return peer.recv(1 << 20)
+    except BlockingIOError:
+        return b""
+
+
+def test_a_lone_request_leaves_at_once_and_small_frames_in_portions(run):
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            connection = await Connection.open(f"127.0.0.1:{listener.getsockname()[1]}")
+            peer, _ = listener.accept()
+            with peer:
+                peer.setblocking(False)
+                alone = asyncio.ensure_future(connection.request_nowait(ECHO, {"n": "alone"}))
+                assert b"alone" in _taken(peer)
+                among = asyncio.ensure_future(connection.request_nowait(ECHO, {"n": "among"}))
+                assert not _taken(peer)
+                await asyncio.sleep(0.01)
+                assert b"among" in _taken(peer)
+                connection.oneway_nowait(SILENT, body=b"few")
+                assert not _taken(peer)
+                for _ in range(20):
+                    connection.oneway_nowait(SILENT, body=bytes(GATHERED_BYTES // 8))
+                arrived = len(_taken(peer))
+                assert GATHERED_BYTES <= arrived < 20 * GATHERED_BYTES // 8
+                await connection.close()
+                assert arrived + len(_taken(peer)) > 20 * GATHERED_BYTES // 8
+            for request in (alone, among):
+                with pytest.raises(SendFailed):
+                    await request
 
     run(main())

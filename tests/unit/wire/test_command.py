@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
@@ -16,7 +17,13 @@ from penstock.wire.command import (
     encode_response,
     encode_response_head,
 )
-from penstock.wire.headers import GetRouteinfoByTopicHeader, PullHeader, SendHeader, SendHeaderV2
+from penstock.wire.headers import (
+    GetRouteinfoByTopicHeader,
+    PullHeader,
+    SendHeader,
+    SendHeaderV2,
+    SendResponseHeader,
+)
 from penstock.wire.headers.base import HeaderStruct
 
 ROUTE_JSON = bytes.fromhex(
@@ -210,6 +217,18 @@ def test_names_of_our_own_in_a_header_change_nothing_of_it(code: int) -> None:
     assert command.header(GetRouteinfoByTopicHeader).topic == "T"
     assert command.header(SendHeaderV2) == SEND
     assert command.ext["topic"] == "T"
+
+
+@pytest.mark.parametrize("fields", ['"nextBeginOffset":"5"', '"msgId":"A","queueId":"1","queueOffset":"7"'])
+def test_an_answer_that_begins_like_a_sends_may_be_any(fields: str) -> None:
+    head = '{"code":0,"extFields":{"MSG_REGION":"r",' + fields + '},"flag":1,"opaque":3}'
+    command = decode_command(json_frame(head))
+    expected = {"MSG_REGION": "r"} | json.loads("{" + fields + "}")
+    assert (command.code, command.opaque, command.ext) == (0, 3, expected)
+    if "msgId" in expected:
+        assert command.header(SendResponseHeader) == SendResponseHeader("A", 1, 7, region="r")
+    else:
+        assert bad(command, SendResponseHeader).field == "msgId"
 
 
 def test_a_header_of_another_type_can_be_asked_for() -> None:

@@ -131,11 +131,11 @@ class Server:
         self._next.append(peer)
 
     def _end_turn(self) -> None:
-        self._turn_due = False
         self.turn += 1
         try:
             self.service.batch_end()
         finally:
+            self._turn_due = False  # not before: answers that the service gives just now leave below
             dirty, self._dirty = self._dirty, []
             for peer in dirty:
                 peer.flush()

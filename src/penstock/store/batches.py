@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import accumulate, chain, repeat
 from struct import Struct
@@ -97,9 +97,8 @@ class MixedBatch:
 
     def __init__(self, items: Sequence[BatchElement]) -> None:
         self.messages = len(items)
-        self._flags: Sequence[int] = [flag for flag, _, _ in items]
-        self._bodies: Sequence[Buffer] = [body for _, body, _ in items]
-        self._texts: Sequence[bytes] = [text for _, _, text in items]
+        columns: Iterable[Sequence[Any]] = zip(*items, strict=True) if items else ((), (), ())
+        self._flags, self._bodies, self._texts = columns
         self._body_sizes = list(map(len, self._bodies))
         self._text_sizes = list(map(len, self._texts))
         self.body_size = max(self._body_sizes, default=0)
@@ -111,10 +110,17 @@ class MixedBatch:
     def encode(self, place: Place) -> Stored:
         """Raises struct.error where a field is out of range."""
         overhead, topic_field, texts = place.overhead, place.topic_field, self._texts
-        sizes = [
-            overhead + body + text for body, text in zip(self._body_sizes, self._text_sizes, strict=True)
-        ]
-        positions = list(accumulate(sizes[:-1], initial=place.position))
+        count, size = self.messages, overhead + self.body_size + self.text_size
+        topics: Iterable[bytes]
+        if self.total_size(overhead) == size * count:
+            sizes = [size] * count
+            positions = list(range(place.position, place.position + size * count, size))
+            topics = repeat(topic_field + _pack_short(self.text_size), count)
+        else:
+            body_and_text = zip(self._body_sizes, self._text_sizes, strict=True)
+            sizes = [overhead + body + text for body, text in body_and_text]
+            positions = list(accumulate(sizes[:-1], initial=place.position))
+            topics = [topic_field + _pack_short(text) for text in self._text_sizes]
         heads = map(
             _pack_head(len(place.shared)),
             sizes,
@@ -122,12 +128,11 @@ class MixedBatch:
             map(_without_sign, map(crc32, self._bodies)),
             repeat(place.queue_id),
             self._flags,
-            range(place.first, place.first + self.messages),
+            range(place.first, place.first + count),
             positions,
             repeat(place.shared),
             self._body_sizes,
         )
-        topics = [topic_field + _pack_short(text) for text in self._text_sizes]
         records = b"".join(chain.from_iterable(zip(heads, self._bodies, topics, texts, strict=True)))
         codes, keys, owners = take_apart(texts)
         entries = b"".join(map(_pack_entry, positions, sizes, codes))

@@ -6,7 +6,7 @@ changes from minute to minute they are compared at the same moment, and a figure
 Ours runs twice: as one process, which uses one core, and with a shard for each core of the machine, which is
 how it uses as many as Apache's threads do.
 
-python bench/broker.py                                     everything, about half an hour
+python bench/broker.py                                     everything, about 25 minutes
 python bench/broker.py --flush async --parts sends reads --seconds 2 --only penstock
 """
 
@@ -37,6 +37,8 @@ DEPTH = 51_200
 SPARE = 1_600
 """More than is read: where the frames do not divide evenly, some queues get a little less than others."""
 JAVA_BACKLOG = 800_000
+JAVA_TIMES = 4
+"""As long as other measurements are those of the Java clients: they have one round."""
 SETTLE_SECONDS = 1.0
 """Both brokers build indexes behind the sends; that work counts as well."""
 
@@ -57,10 +59,11 @@ NO_RATIO = ("generator",)
 class Measurement:
     """Fills `figures` with what one broker does."""
 
-    def __init__(self, broker: servers.Running, seconds: float, warm_up: float, native: bool) -> None:
+    def __init__(self, broker: servers.Running, options: argparse.Namespace, native: bool) -> None:
         self.broker = broker
-        self.seconds = seconds
-        self.warm_up = warm_up
+        self.seconds: float = options.seconds
+        self.warm_up: float = options.warm_up
+        self.java_warm_up: float = options.java_warm_up
         self.native = native
         self.counts = True
         """Not in the first round, when Apache's code is being compiled."""
@@ -97,11 +100,19 @@ class Measurement:
         yield self._rate("catch-up read of batches", frames.pulls("BenchRuns", depth, PULL), 16, PULL)
 
     def java(self) -> Iterator[None]:
-        """Apache's benchmark Producer with as many threads as requests in flight, and its Consumer."""
+        """Apache's benchmark Producer with as many threads as requests in flight, and its Consumer.
+
+        Each is a new JVM, so they run longer than the rest, and in the last round only.
+        """
         name_server = self.broker.name_server
         for threads in (1, 64, 256):
             rate = java_client.producer(
-                name_server, "BenchJava", threads, BODY_BYTES, self.warm_up, self.seconds
+                name_server,
+                "BenchJava",
+                threads,
+                BODY_BYTES,
+                self.java_warm_up,
+                self.seconds * JAVA_TIMES,
             )
             yield self._say(f"Java Producer, {threads} threads msgs/s", rate)
         if "BenchJavaBacklog" not in self._filled:
@@ -218,7 +229,10 @@ def main() -> None:
     parser.add_argument("--flush", choices=("async", "sync"), action="append", help="default: both")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
     parser.add_argument("--warm-up", type=float, default=2.0, help="the same load before each, for the JIT")
-    parser.add_argument("--rounds", type=int, default=3, help="a figure is the median of so many")
+    parser.add_argument(
+        "--java-warm-up", type=float, default=15.0, help="of each Java client: it is a new JVM every time"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="a figure is the median of so many")
     parser.add_argument("--parts", choices=PARTS, nargs="+", default=list(PARTS), help="default: all")
     parser.add_argument("--python-generator", action="store_true", help="even where there is a C compiler")
     parser.add_argument(
@@ -232,7 +246,8 @@ def main() -> None:
     head = [
         f"{os.cpu_count()} x {processor()}, Linux {platform.release()}, Python {platform.python_version()}; "
         f"{BODY_BYTES} B bodies; {options.warm_up:g} s warm-up and {options.seconds:g} s, in turns, "
-        f"median of {options.rounds}",
+        f"median of {options.rounds}; Java clients {options.java_warm_up:g} s and "
+        f"{options.seconds * JAVA_TIMES:g} s, once",
         *generator_limits(native),
     ]
     measured = options.flush or ["async", "sync"]
@@ -249,17 +264,14 @@ def main() -> None:
 def measure(flush: str, kinds: list[str], options: argparse.Namespace, native: bool) -> dict[str, Figures]:
     with contextlib.ExitStack() as running:
         found = {
-            kind: Measurement(
-                running.enter_context(KINDS[kind](flush)), options.seconds, options.warm_up, native
-            )
-            for kind in kinds
+            kind: Measurement(running.enter_context(KINDS[kind](flush)), options, native) for kind in kinds
         }
         for number in range(options.rounds + 1):
             print(f"-- {flush} flush, {f'round {number}' if number else 'warm-up'}", file=sys.stderr)
             for each in found.values():
                 each.counts = number > 0
             for part in options.parts:
-                if part == "java" and not number:  # its own programs are new every time
+                if part == "java" and number < options.rounds:
                     continue
                 for _ in zip(*(getattr(each, part)() for each in found.values()), strict=True):
                     pass

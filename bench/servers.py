@@ -69,14 +69,28 @@ class Running:
         return min(int(header["extFields"]["offset"]) for header in headers)
 
     def memory_mb(self) -> tuple[float, float]:
-        """Resident memory in all, and without mapped files."""
-        resident = own = 0
+        """Resident memory in all, and without mapped files.
+
+        Several processes have the interpreter's and libraries' pages once between them, so they count once.
+        """
+        own = 0
+        files: dict[tuple[str, str], int] = {}
         for pid in self.pids:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            facts = dict(line.split(":", 1) for line in lines if ":" in line)
-            resident += int(facts["VmRSS"].split()[0])
-            own += int(facts["RssAnon"].split()[0])
-        return resident / 1024, own / 1024
+            mapping = ("", "")
+            of_file: dict[tuple[str, str], int] = {}
+            for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+                name, *rest = line.split(maxsplit=5)
+                if not name.endswith(":"):  # "address permissions offset device inode [path]"
+                    mapping = (rest[4] if len(rest) == 5 else "", rest[1])
+                    continue
+                if name == "Rss:":
+                    of_file[mapping] = of_file.get(mapping, 0) + int(rest[0])
+                elif name == "Anonymous:":
+                    of_file[mapping] -= int(rest[0])
+                    own += int(rest[0])
+            for mapping, size in of_file.items():
+                files[mapping] = max(files.get(mapping, 0), size)
+        return (own + sum(files.values())) / 1024, own / 1024
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.message.batch import encode_batch
 from penstock.message.record import RecordView
+from penstock.store.batches import read_batch
 from penstock.store.commit_log import Flush
 from penstock.store.dispatch import keys_of, tag_code_of
 from penstock.store.log_scan import records
@@ -102,8 +104,8 @@ class Scenario:
     def send_batch(self) -> None:
         topic, queue_id = self.queue()
         messages = [self.new_message() for _ in range(self.rng.randint(1, 2))]
-        items = [(0, body, properties) for body, properties in messages]
-        positions, first = self.store.append_batch(topic, queue_id, 0, 1, HOST, 0, items, self.now_ms)
+        batch = read_batch(encode_batch([(0, body, properties) for body, properties in messages]))
+        positions, first = self.store.append_batch(topic, queue_id, 0, 1, HOST, 0, batch, self.now_ms)
         for at, (position, (body, properties)) in enumerate(zip(positions, messages, strict=True)):
             self.waiting[position] = (topic, queue_id, first + at, body, properties)
 

@@ -6,8 +6,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from penstock.message.batch import encode_batch
 from penstock.message.record import RecordView, split_records
 from penstock.message.tags import tag_code
+from penstock.store.batches import read_batch
 from penstock.store.results import GetStatus
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
@@ -86,8 +88,8 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def send_batch(self, topic: str, queue_id: int, messages: list[tuple[bytes, str]]) -> None:
         keyed = [(body, tag, self.next_key()) for body, tag in messages]
-        items = [(0, body, properties_of(tag, key)) for body, tag, key in keyed]
-        _, first = self.store.append_batch(topic, queue_id, 0, 0, HOST, 0, items, self.now_ms)
+        batch = read_batch(encode_batch([(0, body, properties_of(tag, key)) for body, tag, key in keyed]))
+        _, first = self.store.append_batch(topic, queue_id, 0, 0, HOST, 0, batch, self.now_ms)
         assert first == self.expected_offset((topic, queue_id))
         self.waiting += [((topic, queue_id), (body, tag, key, self.now_ms)) for body, tag, key in keyed]
 

@@ -13,12 +13,12 @@ from penstock.broker.replies import Refusal
 from penstock.broker.send_rules import AnySendHeader, Gate, SendRules
 from penstock.errors import CorruptRecord, MessageTooLarge, StoreFull
 from penstock.limits import MAX_PROPERTIES_BYTES, MAX_TOPIC_CHARS, PENDING_FLUSH_BYTES
-from penstock.message.batch import split_batch
 from penstock.message.ids import pack_host, unique_id
 from penstock.message.names import is_retry_topic
 from penstock.message.properties import Key, find_property
 from penstock.message.sysflag import INNER_BATCH_MASK, TRANSACTION_MASK
 from penstock.message.tags import tag_code
+from penstock.store.batches import read_batch
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.command import ONEWAY_FLAG, Command, encode_response
 from penstock.wire.headers import SendHeader, SendHeaderV2, SendResponseHeader
@@ -221,7 +221,7 @@ class Sender:
                 ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed nor be part of a transaction"
             )
         try:
-            items = split_batch(body)
+            batch = read_batch(body)
         except CorruptRecord as error:
             raise refusal(ResponseCode.MESSAGE_ILLEGAL, f"the batch body is damaged: {error}") from None
         try:
@@ -232,13 +232,13 @@ class Sender:
                 header.born_timestamp,
                 peer.remote_host,
                 header.reconsume_times,
-                items,
+                batch,
                 now_ms,
             )
         except (StoreFull, MessageTooLarge) as error:
             raise self._refused(error) from None
         position = self._store.end
-        self._statistics.count_put(topic, queue_id, len(items), position - before)
+        self._statistics.count_put(topic, queue_id, batch.messages, position - before)
         if not command.flag & ONEWAY_FLAG:
             writer = self._reply_writer
             if command.binary:

@@ -6,12 +6,13 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from penstock.errors import CorruptRecord, MessageTooLarge
 from penstock.limits import MAX_PROPERTIES_BYTES
 from penstock.message.compression import decompress
 from penstock.message.record import Buffer, RecordView, encode_record, split_records
+from penstock.message.rows import unpack_rows
 from penstock.message.sysflag import COMPRESSED, INNER_BATCH_MASK
 
 _ELEMENT: Final = struct.Struct(">i8xii")
@@ -25,8 +26,11 @@ _pack_short: Final = _SHORT.pack
 ELEMENT_BYTES: Final = _HEAD_SIZE + _SHORT.size
 """What a message costs in a batch besides body and properties."""
 
+BatchElement: TypeAlias = tuple[int, Buffer, bytes]
+"""Flag, body and property bytes."""
 
-def encode_batch(elements: Iterable[tuple[int, Buffer, bytes]]) -> bytes:
+
+def encode_batch(elements: Iterable[BatchElement]) -> bytes:
     """The body of a batch send, from (flag, body, property bytes)."""
     rows = list(elements)
     return encode_columns(
@@ -60,26 +64,23 @@ def check_properties_size(size: int) -> None:
         raise MessageTooLarge(f"properties of {size} bytes: at most {MAX_PROPERTIES_BYTES} fit")
 
 
-def split_batch(body: Buffer) -> list[tuple[int, Buffer, bytes]]:
-    """(flag, body, property bytes) of each element. Raises CorruptRecord, naming the position."""
+def split_batch(body: Buffer) -> list[BatchElement]:
+    """Raises CorruptRecord, naming the position."""
     if type(body) is not bytes:
         body = bytes(body)
     return _split_alike(body) or _split_any(body)
 
 
-def _split_alike(body: bytes) -> list[tuple[int, Buffer, bytes]]:
+def _split_alike(body: bytes) -> list[BatchElement]:
     """The elements if all have the same sizes, as they mostly do; else none. Nothing is done for each."""
-    if len(body) < _HEAD_SIZE:
+    sizes = even_sizes(body)
+    if sizes is None:
         return []
-    size, _, body_size = _ELEMENT.unpack_from(body)
-    properties_size = size - _HEAD_SIZE - body_size - _SHORT.size
-    if body_size < 0 or not 0 <= properties_size <= MAX_PROPERTIES_BYTES or len(body) % size:
-        return []
+    body_size, properties_size, count = sizes
     rows = _alike(body_size, properties_size).iter_unpack(body)
-    sizes, flags, body_sizes, bodies, properties_sizes, texts = zip(*rows, strict=True)
-    count = len(sizes)
+    element_sizes, flags, body_sizes, bodies, properties_sizes, texts = zip(*rows, strict=True)
     if (
-        sizes.count(size) == count
+        element_sizes.count(element_sizes[0]) == count
         and body_sizes.count(body_size) == count
         and properties_sizes.count(properties_size) == count
     ):
@@ -92,8 +93,47 @@ def _alike(body_size: int, properties_size: int) -> struct.Struct:
     return struct.Struct(f">i8xii{body_size}sh{properties_size}s")
 
 
-def _split_any(body: bytes) -> list[tuple[int, Buffer, bytes]]:
-    elements: list[tuple[int, Buffer, bytes]] = []
+def even_sizes(body: bytes) -> tuple[int, int, int] | None:
+    """Sizes of body and properties, and number of elements, if all may have the sizes of the first."""
+    if len(body) < _HEAD_SIZE:
+        return None
+    size, _, body_size = _ELEMENT.unpack_from(body)
+    properties_size = size - ELEMENT_BYTES - body_size
+    if body_size < 0 or not 0 <= properties_size <= MAX_PROPERTIES_BYTES or len(body) % size:
+        return None
+    return body_size, properties_size, len(body) // size
+
+
+class EvenElements(NamedTuple):
+    flag: bytes
+    """As encoded."""
+    bodies: Sequence[bytes]
+    before: bytes
+    """Of the properties what comes before the stretch, with their length field."""
+    stretches: Sequence[bytes]
+    after: bytes
+
+
+def split_even(body: bytes, sizes: tuple[int, int, int], start: int, end: int) -> EvenElements | None:
+    """The elements of these sizes if but for bodies and a stretch of the properties they are alike."""
+    body_size, properties_size, count = sizes
+    row = f"4s8x8s{body_size}s{start + _SHORT.size}s{end - start}s{properties_size - end}s"
+    fields = unpack_rows(row, body, count)
+    element_size, head, _, before, _, after = fields[:6]
+    befores = fields[3::6]
+    if (
+        fields[0::6].count(element_size) == count
+        and fields[1::6].count(head) == count
+        and befores.count(before) == count
+        and fields[5::6].count(after) == count
+        and before.startswith(_pack_short(properties_size))
+    ):
+        return EvenElements(head[:4], fields[2::6], before, fields[4::6], after)
+    return None
+
+
+def _split_any(body: bytes) -> list[BatchElement]:
+    elements: list[BatchElement] = []
     unpack = _ELEMENT.unpack_from
     position = 0
     limit = len(body)

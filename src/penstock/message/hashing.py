@@ -13,6 +13,8 @@ _MASK: Final = 0xFFFF_FFFF
 _SIGN: Final = 0x8000_0000
 _POSITIVE: Final = 0x7FFF_FFFF
 """`-value & _POSITIVE` of a negative hash, as 32 bits, is its `slot_hash`."""
+_MAX_TAIL: Final = 127 * (31 * 31 + 31 + 1)
+"""What three ASCII characters add at most."""
 _NATIVE_UTF16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 
 # A hash is a number in base 31 whose digits are character codes. Splitting each code into two real digits
@@ -44,7 +46,10 @@ def extend_hash(prefix_hash: int, text: str) -> int:
         value = prefix_hash
         for unit in memoryview(text.encode(_NATIVE_UTF16, "surrogatepass")).cast("H"):
             value = value * 31 + unit & _MASK
-    value &= _MASK
+    return _signed(value & _MASK)
+
+
+def _signed(value: int) -> int:
     return value - (_MASK + 1) if value & _SIGN else value
 
 
@@ -104,18 +109,21 @@ class KeyHasher:
         prefix, head = self._prefixes.get((topic, len(keys[0]))), self._heads.get(head_text)
         if not head_text or prefix is None or head is None:
             return []
-        beginning, tails = prefix + head, self._tails
         try:
             _, *last = b"".join(keys).split(head_text)  # type: ignore[arg-type]  # text raises
-            hashes = [
-                value if (value := beginning + tails[digits] & _MASK) < _SIGN else -value & _POSITIVE
-                for digits in last
-            ]
+            ends = list(map(self._tails.__getitem__, last))  # so each has three digits
         except (KeyError, TypeError):
             return []
-        if len(last) != len(keys) or set(map(len, last)) != {3} or len(set(map(len, keys))) != 1:
+        if len(ends) != len(keys) or set(map(len, keys)) != {len(keys[0])}:
             return []
-        return hashes
+        start = prefix + head & _MASK
+        # Mostly all of them are positive, or all negative.
+        if start < _SIGN - _MAX_TAIL:
+            return [start + end for end in ends]
+        if _SIGN < start < _MASK - _MAX_TAIL:
+            start = _MASK + 1 - start
+            return [start - end for end in ends]
+        return [slot_hash(_signed(start + end & _MASK)) for end in ends]
 
     def _remember(self, table: dict[Any, int], part: tuple[str, int] | Key, value: int) -> None:
         if len(table) >= self.REMEMBERED:

@@ -76,7 +76,7 @@ def take_apart(texts: Sequence[bytes]) -> tuple[list[int], list[Key], list[int]]
         codes.append(code)
         keys += names
         owners += [number] * len(names)
-        start, end = _unique_key_at(text)
+        start, end = unique_key_at(text)
         before, after = text[:start], text[end:]
         if len(names) != 1:
             start = end = 0
@@ -86,11 +86,11 @@ def take_apart(texts: Sequence[bytes]) -> tuple[list[int], list[Key], list[int]]
 def _take_apart_alike(texts: Sequence[bytes]) -> tuple[int, list[Key]] | None:
     """Tag code and unique keys of texts that differ in nothing else and have no other keys; else None."""
     first = texts[0] if texts else b""
-    start, end = _unique_key_at(first)
+    start, end = unique_key_at(first)
     if start == end or set(map(len, texts)) != {len(first)}:
         return None
     before, after = first[:start], first[end:]
-    code = _code_beside_unique_key(before, after)
+    code = code_beside_unique_key(before, after)
     if code is None:
         return None
     together = b"".join(texts)
@@ -105,7 +105,7 @@ def _take_apart_alike(texts: Sequence[bytes]) -> tuple[int, list[Key]] | None:
     return code, list(keys)
 
 
-def _code_beside_unique_key(before: bytes, after: bytes) -> int | None:
+def code_beside_unique_key(before: bytes, after: bytes) -> int | None:
     """The tag code of texts that have this on both sides of their unique key; None if there are other keys.
 
     A producer's texts are nearly all alike, so what was found is remembered, of short ones.
@@ -123,7 +123,7 @@ def _find_code(before: bytes, after: bytes) -> int | None:
 _remembered_code: Final = lru_cache(REMEMBERED_TEXTS)(_find_code)
 
 
-def _unique_key_at(text: bytes) -> tuple[int, int]:
+def unique_key_at(text: bytes) -> tuple[int, int]:
     """Start and end of the unique key's value; both 0 if it is no plain piece."""
     start = text.rfind(_UNIQUE_KEY) + len(_UNIQUE_KEY)
     end = text.find(b"\x02", start)

@@ -163,12 +163,15 @@ class IndexFile:
             self.begin_offset, self.begin_ms = positions[0], times_ms[0]
         slots, pages, count, used = self._slots, self._pages, self.count, self.slot_count
         before: list[int] = []
+        number, page = -1, array("i")
         for key_hash in hashes:
             slot = key_hash % slots
-            try:
-                page = pages[slot // _PAGE_SLOTS]
-            except KeyError:
-                page = self._page_to_change(slot // _PAGE_SLOTS)
+            if number != slot // _PAGE_SLOTS:  # keys that differ in the last digits are side by side
+                number = slot // _PAGE_SLOTS
+                try:
+                    page = pages[number]
+                except KeyError:
+                    page = self._page_to_change(number)
             slot %= _PAGE_SLOTS
             previous = page[slot]
             if not 0 < previous < count:
@@ -188,13 +191,15 @@ class IndexFile:
 
     def _seconds(self, times_ms: list[int]) -> list[int]:
         """Since the first store time, as entries have them."""
-        begin_ms = self.begin_ms
-        if begin_ms <= 0:
-            return [0] * len(times_ms)
-        seconds = {
-            time_ms: min(max(0, (time_ms - begin_ms) // _SECOND_MS), _MAX_DIFF) for time_ms in set(times_ms)
-        }
-        return [seconds[time_ms] for time_ms in times_ms]
+        first, last = self._second(times_ms[0]), self._second(times_ms[-1])
+        if first == last:  # store times never go back
+            return [first] * len(times_ms)
+        return list(map(self._second, times_ms))
+
+    def _second(self, time_ms: int) -> int:
+        if self.begin_ms <= 0:
+            return 0
+        return min(max(0, (time_ms - self.begin_ms) // _SECOND_MS), _MAX_DIFF)
 
     def find(self, key_hash: int, limit: int, begin_ms: int, end_ms: int) -> list[int]:
         """Positions of the newest records under a hash within a span of store times."""

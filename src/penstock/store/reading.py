@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import chain
 from operator import add
 from struct import Struct
 from typing import Final
 
 from penstock.limits import PULL_SCAN_ENTRIES
 from penstock.message.record import RecordView, check_record
+from penstock.message.rows import unpack_rows
 from penstock.store.commit_log import CommitLog
-from penstock.store.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
+from penstock.store.consume_queue import ENTRY, ConsumeQueue
 from penstock.store.results import GetResult, GetStatus
 
 _START: Final = Struct(">i")
 
 
 _LONG_BYTES: Final = 8192
-_TOGETHER: Final = 32
-"""Entries unpacked in one go."""
-
-
-@cache
-def _entries_struct(count: int) -> Struct:
-    """Position and size of so many entries, without their tag codes."""
-    return Struct(">" + "qi8x" * count)
+_SENT_ONE_BY_ONE: Final = 32
+"""More records than these are looked at for neighbours, to send them together."""
 
 
 def get_messages(
@@ -99,7 +92,7 @@ def _all_records(
     places = [position - base for position in positions]
     if min(places) < 0 or max(map(add, places, sizes)) > end - base:
         return [], 0
-    if count <= _TOGETHER:
+    if count <= _SENT_ONE_BY_ONE:
         return [segment[at : at + size] for at, size in zip(places, sizes, strict=True)], size
     ends = list(map(add, places, sizes))
     breaks = [number for number in range(1, count) if places[number] != ends[number - 1]]
@@ -110,15 +103,8 @@ def _all_records(
 
 
 def _places(data: bytes | bytearray | memoryview, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Position and size of every record."""
-    if count <= _TOGETHER:
-        fields: Sequence[int] = _entries_struct(count).unpack(data)
-    else:
-        view = memoryview(data)
-        rest = count % _TOGETHER
-        whole = len(view) - rest * ENTRY_SIZE
-        many = _entries_struct(_TOGETHER).iter_unpack(view[:whole])
-        fields = [*chain.from_iterable(many), *_entries_struct(rest).unpack(view[whole:])]
+    """Position and size of every record; tag codes are not looked at."""
+    fields = unpack_rows("qi8x", data, count)
     return fields[::2], fields[1::2]
 
 

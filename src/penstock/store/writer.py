@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from itertools import accumulate, chain, repeat
 from typing import Final
 from zlib import crc32
 
 from penstock.errors import InvalidArgument, MessageTooLarge, StoreFull
 from penstock.limits import MAX_PROPERTIES_BYTES
 from penstock.message.sysflag import BORN_V6, ROLLBACK, STORE_V6
+from penstock.store.batches import Batch, Place
 from penstock.store.commit_log import V6_EXTRA_BYTES, CommitLog, Flush, blank_record
 from penstock.store.consume_queue import ENTRY, ConsumeQueue, is_queue_name
 from penstock.store.disk import Disk
-from penstock.store.dispatch import NOT_IN_QUEUE, take_apart
+from penstock.store.dispatch import NOT_IN_QUEUE
 from penstock.store.files import OpenFiles
 from penstock.store.journal import Journal
 from penstock.store.key_index import KeyIndex
@@ -30,14 +28,6 @@ OPEN_QUEUE_FILES: Final = 256
 
 _new_arrival: Final = tuple.__new__
 _pack_entry: Final = ENTRY.pack
-_pack_short: Final = struct.Struct(">H").pack
-_without_sign: Final = _CRC_MASK.__and__
-
-
-@cache
-def _batch_head(shared_bytes: int) -> Callable[..., bytes]:
-    """Packs what comes before a body; what is the same for a whole batch (hosts, times) is one piece."""
-    return struct.Struct(f">iIiiiqq{shared_bytes}si").pack
 
 
 class Writer:
@@ -76,6 +66,9 @@ class Writer:
         self._host_extra = V6_EXTRA_BYTES if v6 else 0
         self._pack_v4 = struct.Struct(f">iIiiiqqiq8sq{len(store_host)}siqi").pack
         self._pack_v6 = struct.Struct(f">iIiiiqqiq20sq{len(store_host)}siqi").pack
+        self._pack_shared_v4 = struct.Struct(f">iq8sq{len(store_host)}siq").pack
+        self._pack_shared_v6 = struct.Struct(f">iq20sq{len(store_host)}siq").pack
+        """What the records of a batch have in common, from the sysFlag to the prepared offset."""
         self._max_body = settings.max_message_bytes
         self._entries_per_file = settings.consume_queue_file_entries
 
@@ -195,10 +188,10 @@ class Writer:
         born_ms: int,
         born_host: bytes,
         reconsume_times: int,
-        items: Sequence[tuple[int, bytes | memoryview, bytes]],
+        batch: Batch,
         now_ms: int,
     ) -> tuple[list[int], int]:
-        """Add the records of a batch (flag, body, properties of each) to one queue and one log file.
+        """Add the records of a batch to one queue and one log file.
 
         Tells their positions in the log and the queue offset of the first.
         """
@@ -206,72 +199,33 @@ class Writer:
             raise StoreFull(self.refusal)
         queue = self.queues.get((topic, queue_id)) or self.add_queue(topic, queue_id)
         overhead = queue.overhead + self._host_extra
+        pack_shared = self._pack_shared_v4
         sys_flag |= self._host_flag
         if len(born_host) != _HOST_BYTES:
             overhead += V6_EXTRA_BYTES
+            pack_shared = self._pack_shared_v6
             sys_flag |= BORN_V6
         first = queue.next_offset
-        if not items:
+        count = batch.messages
+        if not count:
             return [], first
-        count = len(items)
-        flags, bodies, texts = zip(*items, strict=True)
-        body_sizes = list(map(len, bodies))
-        text_sizes = list(map(len, texts))
-        body_size, text_size = max(body_sizes), max(text_sizes)
-        if body_size > self._max_body or text_size > MAX_PROPERTIES_BYTES:
-            raise _too_large(body_size, self._max_body, text_size)
-        size = overhead + body_size + text_size
-        # The messages of a batch are mostly of one size; then most of what is written is the same for all.
-        alike = body_sizes.count(body_size) == count == text_sizes.count(text_size)
-        if alike:
-            sizes = [size] * count
-            total = size * count
-        else:
-            sizes = [overhead + body + text for body, text in zip(body_sizes, text_sizes, strict=True)]
-            total = sum(sizes)
+        if batch.body_size > self._max_body or batch.text_size > MAX_PROPERTIES_BYTES:
+            raise _too_large(batch.body_size, self._max_body, batch.text_size)
+        total = batch.total_size(overhead)
         position = self._log_end
         if position + total + _BLANK_BYTES > self._segment_end:
             position = self._roll(total)
-        if alike:
-            positions = list(range(position, position + total, size))
-            topic_and_size: Iterable[bytes] = repeat(queue.topic_field + _pack_short(text_size), count)
-        else:
-            positions = list(accumulate(sizes[:-1], initial=position))
-            topic_and_size = [queue.topic_field + _pack_short(text) for text in text_sizes]
         store_ms = max(now_ms, self._store_ms)
         try:
-            shared = struct.pack(
-                f">iq{len(born_host)}sq{len(self._store_host)}siq",
-                sys_flag,
-                born_ms,
-                born_host,
-                store_ms,
-                self._store_host,
-                reconsume_times,
-                0,
-            )
-            heads = map(
-                _batch_head(len(shared)),
-                sizes,
-                repeat(queue.magic),
-                map(_without_sign, map(crc32, bodies)),
-                repeat(queue_id),
-                flags,
-                range(first, first + count),
-                positions,
-                repeat(shared),
-                body_sizes,
-            )
-            encoded = b"".join(chain.from_iterable(zip(heads, bodies, topic_and_size, texts, strict=True)))
+            shared = pack_shared(sys_flag, born_ms, born_host, store_ms, self._store_host, reconsume_times, 0)
+            place = Place(queue_id, queue.magic, queue.topic_field, first, position, overhead, shared)
+            positions, records, entries, keys, key_positions = batch.encode(place)
         except struct.error as error:
             raise InvalidArgument(f"a message field is out of range: {error}") from None
-        self._pending += encoded
+        self._pending += records
         self._store_ms = store_ms
         self._log_end = position + total
         queue.next_offset = first + count
-        codes, keys, owners = take_apart(texts)
-        entries = b"".join(map(_pack_entry, positions, sizes, codes))
-        key_positions = list(map(positions.__getitem__, owners))
         fields = (queue, first, count, store_ms, position, total, entries, keys, key_positions)
         self._records.append(_new_arrival(Arrival, fields))
         return positions, first

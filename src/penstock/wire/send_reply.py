@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Sequence
 from struct import Struct as Packer
 from typing import Final
 
 import msgspec
 
+from penstock.message.rows import pack_rows
 from penstock.wire.codes import PROTOCOL_VERSION, Language, ResponseCode
 from penstock.wire.command import RESPONSE_FLAG
 
@@ -57,8 +56,5 @@ class SendReplyWriter:
 
     def batch_ids(self, physical_offsets: Sequence[int]) -> str:
         """Offset message ids of a batch, which has at least one message, separated by commas."""
-        places = array("q", physical_offsets)
-        if sys.byteorder == "little":
-            places.byteswap()
-        digits = places.tobytes().hex(",", places.itemsize).upper()
+        digits = pack_rows("q", physical_offsets, len(physical_offsets)).hex(",", 8).upper()
         return self._id_prefix + digits.replace(",", f",{self._id_prefix}")

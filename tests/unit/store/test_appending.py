@@ -1,7 +1,9 @@
 import pytest
 
 from penstock.errors import InvalidArgument, MessageTooLarge
+from penstock.message.batch import encode_batch
 from penstock.message.record import MAGIC_BLANK, encode_record
+from penstock.store.batches import EvenBatch, MixedBatch, read_batch
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 HOST_V6 = bytes(15) + b"\x01" + (10911).to_bytes(4, "big")
@@ -52,7 +54,7 @@ def test_a_batch_gives_the_same_records_as_single_sends(box):
         (2, b"", b""),
         (3, memoryview(b"three"), b"k\x01v\x02"),
     ]
-    positions, first = store.append_batch("T", 0, 0, 5, HOST_V6, 4, items, box.now_ms)
+    positions, first = store.append_batch("T", 0, 0, 5, HOST_V6, 4, MixedBatch(items), box.now_ms)
     box.flush()
     records = box.records()
     assert first == 0
@@ -110,7 +112,7 @@ def test_a_batch_arrives_as_one_and_tells_of_each_message(box):
     store = box.open()
     box.send("T", 2)
     items = [(0, b"", b"TAGS\x01TagA\x02"), (0, b"", b""), (0, b"", b"TAGS\x01TagA\x02")]
-    positions, _ = store.append_batch("T", 2, 0, 0, HOST, 0, items, box.now_ms)
+    positions, _ = store.append_batch("T", 2, 0, 0, HOST, 0, MixedBatch(items), box.now_ms)
     (arrival,) = box.flush()
     assert arrival.messages() == list(zip((1, 2, 3), positions, (2598919, 0, 2598919), strict=True))
 
@@ -142,7 +144,9 @@ def test_one_group_may_span_several_segments(box):
 def test_a_batch_is_never_split_over_two_segments(box):
     store = box.open()
     box.send(body=bytes(2500))
-    positions, _ = store.append_batch("T", 0, 0, 0, HOST, 0, [(0, bytes(900), b"")] * 3, box.now_ms)
+    positions, _ = store.append_batch(
+        "T", 0, 0, 0, HOST, 0, MixedBatch([(0, bytes(900), b"")] * 3), box.now_ms
+    )
     assert positions[0] == 4096
     box.flush()
     assert len(box.records()) == 4
@@ -195,7 +199,13 @@ def test_a_field_that_does_not_fit_is_refused_and_leaves_no_trace(box):
     with pytest.raises(InvalidArgument, match="out of range"):
         box.put(flag=1 << 31)
     with pytest.raises(InvalidArgument, match="out of range"):
-        store.append_batch("T", 0, 0, 0, HOST, 0, [(0, b"", b""), (1 << 31, b"", b"")], box.now_ms)
+        store.append_batch(
+            "T", 0, 0, 0, HOST, 0, MixedBatch([(0, b"", b""), (1 << 31, b"", b"")]), box.now_ms
+        )
+    even = read_batch(encode_batch([(0, b"", b"UNIQ_KEY\x01%d\x02" % number) for number in range(2)]))
+    assert isinstance(even, EvenBatch)
+    with pytest.raises(InvalidArgument, match="out of range"):
+        store.append_batch("T", 0, 1 << 31, 0, HOST, 0, even, box.now_ms)
     assert store.take_flush() is None
     assert box.send() == (0, 0)
 

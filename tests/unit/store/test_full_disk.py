@@ -3,6 +3,7 @@ import errno
 import pytest
 
 from penstock.errors import StoreFull
+from penstock.store.batches import MixedBatch
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -25,7 +26,7 @@ def test_a_group_that_cannot_be_written_is_undone_as_a_whole(box, number, size):
     with pytest.raises(StoreFull, match=f"fault-disk: {caught.value.strerror}"):
         box.put()
     with pytest.raises(StoreFull):
-        store.append_batch("T", 0, 0, 0, bytes(8), 0, [(0, b"", b"")], box.now_ms)
+        store.append_batch("T", 0, 0, 0, bytes(8), 0, MixedBatch([(0, b"", b"")]), box.now_ms)
     assert box.bodies() == [b"kept"] * 3, "reads go on"
 
     box.tick(1_500)

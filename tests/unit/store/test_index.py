@@ -4,6 +4,7 @@ import pytest
 
 from penstock.message.hashing import key_hash
 from penstock.message.record import RecordView
+from penstock.store.batches import MixedBatch
 from penstock.store.index import ENTRY, HEADER, IndexFile, index_file_size
 from penstock.testing.fault_disk import Crash, FaultDisk, FaultFile
 
@@ -34,7 +35,7 @@ def test_a_message_is_found_by_its_unique_key_and_by_each_of_its_keys(box):
 def test_a_batch_is_indexed_from_its_property_bytes(box):
     store = box.open()
     items = [(0, b"", b"UNIQ_KEY\x01U%d\x02KEYS\x01k%d shared\x02" % (number, number)) for number in range(3)]
-    positions, _ = store.append_batch("T", 0, 0, 0, bytes(8), 0, items, box.now_ms)
+    positions, _ = store.append_batch("T", 0, 0, 0, bytes(8), 0, MixedBatch(items), box.now_ms)
     box.flush()
     assert [found(box, f"U{number}") for number in range(3)] == [[position] for position in positions]
     assert found(box, "k1") == [positions[1]]
@@ -136,7 +137,7 @@ def test_a_long_batch_is_indexed_in_portions(box, monkeypatch):
     monkeypatch.setattr("penstock.store.key_index.BACKLOG_KEYS", 10)
     store = box.open(commit_log_file_size=65_536)
     items = [(0, b"", f"UNIQ_KEY\x01U{number}\x02KEYS\x01a{number} b\x02".encode()) for number in range(9)]
-    positions, _ = store.append_batch("T", 0, 0, 0, bytes(8), 0, items, box.now_ms)
+    positions, _ = store.append_batch("T", 0, 0, 0, bytes(8), 0, MixedBatch(items), box.now_ms)
     box.flush()
     assert store.index.files[-1].count == 1 + 27 - 10
     assert store.index.waiting is not None

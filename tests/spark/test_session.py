@@ -124,5 +124,6 @@ def test_settings_say_what_the_source_needs() -> None:
     assert settings["spark.sql.session.timeZone"] == "UTC"
     assert settings["spark.driver.memory"] == "2g"
     assert settings["spark.ui.enabled"] == "false"
+    assert settings["spark.executor.extraJavaOptions"] == settings["spark.driver.extraJavaOptions"]
     assert CHECKPOINT_MANAGER not in settings
     assert default_config(local_checkpoints=True)[CHECKPOINT_MANAGER] == FILE_SYSTEM_MANAGER

@@ -85,6 +85,11 @@ def ratios(results: dict[str, PartResult]) -> list[Figure]:
         ours = values.get(f"source -> noop, properties off, {size}")
         for other, name, bound in (
             (f"prebuilt batches -> noop, {size}", "prebuilt batches", 0.6),
+            (
+                f"prebuilt batches with the source's columns -> noop, {size}",
+                "prebuilt batches with its columns",
+                0.6,
+            ),
             (f"Kafka source -> noop, {size}", "Kafka's source", 0.8),
         ):
             if ours is not None and other in values:

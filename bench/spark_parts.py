@@ -172,6 +172,8 @@ def _decoding(bench: Bench) -> None:
             frame = bench.frame("bench_decoded", bodyBytes=size, rows=n, properties=form)
             name = f"answers from memory, decoded, {form} properties -> noop, {SIZES[size]}"
             bench.measure(name, n, noop(frame), bound)
+        frame = bench.frame("bench_decoded", bodyBytes=size, rows=n, properties="none", once="true")
+        bench.measure(f"prebuilt batches with the source's columns -> noop, {SIZES[size]}", n, noop(frame))
 
 
 def _writing(bench: Bench) -> None:

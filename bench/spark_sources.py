@@ -170,7 +170,8 @@ class PrebuiltStream(DataSourceStreamReader):
 
 
 class Decoded(DataSource):
-    """Answers from memory through the decoder. Options: bodyBytes, rows, properties."""
+    """Answers from memory through the decoder. Options: bodyBytes, rows, properties; with once one batch is
+    decoded and handed on again and again: the columns of our source at no cost."""
 
     @classmethod
     def name(cls) -> str:
@@ -200,8 +201,9 @@ class DecodedReader(DataSourceReader):
         size = int(self._options["bodybytes"])
         segments = pull_bodies(size, answers_for(size))
         decoder = Decoder(decoder_options(self._options.get("properties", "map")))
+        once = decoder.decode(segments) if "once" in self._options else None
         for _ in range(partition.batches):
-            yield decoder.decode(segments)
+            yield decoder.decode(segments) if once is None else once
 
 
 class Nothing(DataSourceArrowWriter):

@@ -176,9 +176,10 @@ def topics() -> Iterator[Topics]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     from penstock.spark import session
+    from penstock.spark.spark_session import ARROW_UNCHECKED
 
     # Serial collection and the first compiler only: half the start-up time, and the jobs here are tiny.
-    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    java = f"{ARROW_UNCHECKED} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     started = session(
         "tests",
         master="local[2,4]",

@@ -27,7 +27,7 @@ from penstock.message.hashing import java_hash
 from penstock.message.properties import decode_properties
 from penstock.message.queue import MessageQueue
 from penstock.spark.option_parsing import OptionError
-from penstock.spark.outgoing import batch_elements
+from penstock.spark.outgoing import batch_elements, unique_keys
 from penstock.spark.parcels import Packer, Parcel
 from penstock.spark.write_options import WriteOptions, write_options
 
@@ -68,7 +68,7 @@ def pack(columns: str, rows: list[dict[str, Any]], **given: str) -> list[list[Pa
 
 def messages(parcel: Parcel) -> list[tuple[int, bytes, dict[str, str]]]:
     if not parcel.batch:
-        return [(parcel.flag, parcel.body, decode_properties(parcel.properties))]
+        return [(parcel.flag, bytes(parcel.body), decode_properties(parcel.properties))]
     return [
         (flag, bytes(body), decode_properties(bytes(text).decode()))
         for flag, body, text in split_batch(parcel.body)
@@ -226,3 +226,10 @@ def test_a_topic_is_needed_and_never_overwritten() -> None:
         write_options({"nameServer": "a:1"}, schema, overwrite=False)
     with pytest.raises(OptionError, match="append"):
         write_options({"nameServer": "a:1", "topic": "t"}, schema, overwrite=True)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 0), (0, 300), (7, 1), (0xFFFF_FFFF_F000, 0x1000)])
+def test_unique_keys_are_the_task_and_the_row_in_hexadecimal(first: int, count: int) -> None:
+    keys = unique_keys("A1" * 10, first, count)
+    keys.validate(full=True)
+    assert keys.to_pylist() == [b"A1" * 10 + b"%012X" % row for row in range(first, first + count)]

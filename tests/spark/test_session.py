@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from penstock.errors import MissingExtra
@@ -16,6 +17,7 @@ from penstock.spark.spark_session import (
     default_config,
     find_java,
     java_version,
+    worker_python,
     wrap_java,
 )
 
@@ -83,11 +85,45 @@ def test_without_any_java_the_error_says_what_to_install(
         find_java()
 
 
+def test_local_workers_take_the_installed_pyspark_and_not_the_zip_without_bytecode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    package = Path(pyspark.__file__).parent
+    python = worker_python(package)
+    zips = list((package / "python" / "lib").glob("*.zip"))
+    assert python != Path(sys.executable)
+    assert len(zips) >= 2
+    path = os.pathsep.join(map(str, [*zips, "/some where", "/else*"]))
+    code = (
+        "import sys, py4j, pyspark as p; print(sys.executable, p.__file__, *sys.path, *sys.argv, sep=chr(10))"
+    )
+    command = [str(python), "-c", code, "a b", "*"]
+    done = subprocess.run(command, env={"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True)
+    executable, module, *rest = done.stdout.splitlines()
+    assert executable == sys.executable
+    assert module == pyspark.__file__
+    assert rest[1:3] == ["/some where", "/else*"]
+    assert rest[-2:] == ["a b", "*"]
+
+
+def test_workers_keep_the_zip_where_it_may_be_another_pyspark_or_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = Path(pyspark.__file__).parent
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert worker_python(package) == Path(sys.executable)
+    monkeypatch.delenv("SPARK_HOME")
+    assert worker_python(tmp_path / "pyspark") == Path(sys.executable)
+
+
 def test_settings_say_what_the_source_needs() -> None:
     settings = default_config(memory="2g")
     assert settings["spark.python.unix.domain.socket.enabled"] == "true"
     assert settings["spark.sql.session.timeZone"] == "UTC"
     assert settings["spark.driver.memory"] == "2g"
     assert settings["spark.ui.enabled"] == "false"
+    assert settings["spark.executor.extraJavaOptions"] == settings["spark.driver.extraJavaOptions"]
     assert CHECKPOINT_MANAGER not in settings
     assert default_config(local_checkpoints=True)[CHECKPOINT_MANAGER] == FILE_SYSTEM_MANAGER

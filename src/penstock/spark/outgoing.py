@@ -12,11 +12,13 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]  # as above
 from penstock.errors import InvalidArgument, MessageTooLarge
 from penstock.limits import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES
 from penstock.message.properties import RESERVED, Key
-from penstock.spark.arrays import binary_parts
+from penstock.spark.arrays import binary_parts, even_slices
 
 _HEAD: Final = np.dtype(
     [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_size", ">i4")]
 )
+_ROW_DIGITS: Final = 12
+_HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint8).reshape(256, 2)
 _EMPTY: Final = pa.scalar(b"", pa.binary())
 _NAMED: Final = {"tags": Key.TAGS, "keys": Key.KEYS, "shardingKey": Key.SHARDING_KEY}
 _TIMED: Final = {"delayLevel": Key.DELAY, "delayMs": Key.TIMER_DELAY_MS, "deliverAt": Key.TIMER_DELIVER_MS}
@@ -26,8 +28,11 @@ Columns = dict[str, pa.Array]
 
 def unique_keys(prefix: str, first_row: int, count: int) -> pa.Array:
     """Ids that a repeated task gives again: 20 characters for the task, 12 for the row."""
-    texts = [f"{prefix}{row:012X}".encode() for row in range(first_row, first_row + count)]
-    return pa.array(texts, pa.binary())
+    table = np.empty((count, len(prefix) + _ROW_DIGITS), np.uint8)
+    table[:, : len(prefix)] = np.frombuffer(prefix.encode(), np.uint8)
+    rows = np.arange(first_row, first_row + count, dtype=">u8").view(np.uint8).reshape(count, 8)
+    table[:, len(prefix) :] = _HEX[rows[:, -_ROW_DIGITS // 2 :]].reshape(count, _ROW_DIGITS)
+    return even_slices(table, count, 0, table.shape[1], table.shape[1], pa.binary())
 
 
 def is_delayed(columns: Columns) -> npt.NDArray[np.bool_]:

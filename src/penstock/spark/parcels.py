@@ -45,7 +45,7 @@ class Parcel(NamedTuple):
     batch: bool
     flag: int
     properties: str
-    body: bytes
+    body: bytes | memoryview
     messages: int
 
 
@@ -166,7 +166,7 @@ class Packer:
             end = min(full, stop, row + self._options.batch_messages)
             # A batch has an id of its own besides those of its messages.
             text = f"{Key.UNIQ_KEY}\x01{keys[row].as_py().decode()}\x02{Key.WAIT}\x01true\x02"
-            yield Parcel(topic, queue, True, 0, text, data[bounds[row] : bounds[end]].tobytes(), end - row)
+            yield Parcel(topic, queue, True, 0, text, data[bounds[row] : bounds[end]].data, end - row)
             row = end
 
 

@@ -203,6 +203,7 @@ _CHOICES = {
     "brokerRole": ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"),
     "defaultMessageRequestMode": ("PULL", "POP"),
 }
+_NAMES = ("brokerName", "brokerClusterName")
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -232,4 +233,7 @@ def _parse(key: str, text: str) -> tuple[str, object]:
         raise InvalidArgument(f"{key}={text}: expected {' or '.join(choices)}")
     if key == "messageDelayLevel":
         parse_delay_levels(text)
+    if key in _NAMES and (not text or not text.isprintable() or " " in text):
+        # with a blank in the broker's name no POP handle could be read back
+        raise InvalidArgument(f"{key}={text}: expected a name without blanks")
     return attribute, value

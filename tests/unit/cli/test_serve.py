@@ -221,6 +221,8 @@ def test_a_damaged_file_is_named_and_unchanged(start, penstock, tmp_path):
         (["--config", "/nowhere/broker.conf"], "/nowhere/broker.conf"),
         (["--shards", "0"], "--shards"),
         (["--host", "not an address"], "not an address"),
+        (["--set", "brokerName=my broker"], "brokerName=my broker: expected a name without blanks"),
+        (["--set", "brokerClusterName="], "brokerClusterName=: expected a name"),
         (["--set", "tls.server.mode=perhaps"], "tls.server.mode"),
         (["--set", "tls.server.mode=enforcing"], "tls.server.certPath"),
     ],

@@ -97,6 +97,14 @@ def test_tail_leaves_neither_a_group_nor_an_offset_behind(capsys: pytest.Capture
         assert json.loads(capsys.readouterr().out)["consumerGroups"] == []
 
 
+def test_an_interrupt_while_a_command_loads_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(command: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.parser", interrupted)
+    assert main(["tail", "orders"]) == 130
+
+
 def test_a_reader_that_has_enough_ends_tail_quietly(server: RunningBroker, topic: str) -> None:
     main(["send", topic, "one", "-n", server.name_server])
     command = [sys.executable, "-m", "penstock.cli", "tail", topic, "--from", "first"]

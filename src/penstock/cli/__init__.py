@@ -63,8 +63,8 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. An error of ours is one line, not a traceback; Ctrl-C ends quietly."""
     arguments = sys.argv[1:] if argv is None else argv
-    options = parser(arguments[0] if arguments else None).parse_args(arguments)
     try:
+        options = parser(arguments[0] if arguments else None).parse_args(arguments)
         code = int(options.run(options))
         sys.stdout.flush()
         return code

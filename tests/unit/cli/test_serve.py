@@ -231,6 +231,19 @@ def test_wrong_settings_are_one_line_errors(penstock, tmp_path, arguments, text)
     fails(penstock("serve", "--data", str(tmp_path / "data"), "--broker-port", "0", *arguments), text)
 
 
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("nowhere", "'nowhere' is not an address; write host:port"),
+        (" ; ", "--name-server: an address is needed"),
+    ],
+)
+def test_a_broker_with_a_wrong_name_server_does_not_start(penstock, tmp_path, address, text):
+    arguments = ["--data", str(tmp_path / "data"), "--broker-port", "0", "--name-server", address]
+    fails(penstock("broker", *arguments), text)
+    assert not (tmp_path / "data").exists()
+
+
 def test_help_has_examples_and_the_version_is_shown(penstock):
     assert "penstock serve" in penstock("--help").stdout
     assert penstock("--version").stdout.startswith("penstock 0.")

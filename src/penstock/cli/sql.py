@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import add_name_server, count, print_json, print_table
+from penstock.client.config import parse_addresses
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def _run(options: argparse.Namespace) -> int:
         raise InvalidArgument("--format parquet needs --out PATH")
     if options.out is not None and options.format == "table":
         raise InvalidArgument("--out needs --format csv, json or parquet")
+    parse_addresses(options.name_server)  # Spark takes long to start: not for what cannot work
     from pyspark.errors import PySparkException
 
     from penstock.spark.failures import reason

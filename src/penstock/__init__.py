@@ -74,8 +74,13 @@ __all__ = [
     "SimpleConsumer",
 ]
 
+_ROOMS: Final = ("admin", "errors", "spark", "sync", "testing")
+"""Modules with public names of their own; they, too, need no import but that of the package."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -85,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -148,3 +148,6 @@ CONSUME_QUEUE_ENTRIES_SHOWN: Final = 10_000
 
 REMARK_CHARS: Final = 2_000
 """Of the text in a refusal: it quotes what was wrong, which can be megabytes."""
+
+LONGEST_DELAY_MS: Final = 100 * 366 * 24 * 3_600_000
+"""Of a delay level: the time of delivery has to fit the 64 bits of a queue entry."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
+from penstock import sync
+from penstock.admin import AdminClient
 from penstock.cli import main
-from penstock.testing import RunningBroker
+from penstock.testing import RunningBroker, broker
 
 
 def test_a_message_sent_from_the_command_line_is_shown_by_tail(
@@ -33,7 +39,7 @@ def test_a_message_sent_from_the_command_line_is_shown_by_tail(
 def test_lines_of_the_input_become_messages(
     server: RunningBroker, topic: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n\nthree\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n\nthree\n")))
     assert main(["send", topic, "--queue-key", "k", "-n", server.name_server]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert main(["tail", topic, "--from", "first", "-c", "3", "--json", "-n", server.name_server]) == 0
@@ -63,6 +69,57 @@ def test_tail_shows_what_comes_from_now_on(
     assert shown[0].endswith("new")
 
 
+def test_bytes_that_are_no_text_are_sent_as_they_are(
+    server: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n")))
+    assert main(["send", topic, "-n", server.name_server]) == 0
+    assert main(["send", topic, os.fsdecode(b"\xfd"), "-n", server.name_server]) == 0
+    bodies = set()
+    with sync.SimpleConsumer(server.name_server, group="raw", subscribe={topic: "*"}) as consumer:
+        while len(bodies) < 2:
+            bodies |= {message.body for message in consumer.receive()}
+    assert bodies == {b"\xff\xfe", b"\xfd"}
+
+
+def test_tail_leaves_neither_a_group_nor_an_offset_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    async def groups() -> list[str]:
+        async with AdminClient(running.name_server) as admin:
+            return await admin.groups(running.address)
+
+    with broker() as running:
+        main(["send", "orders", "x", "-n", running.name_server])
+        before = asyncio.run(groups())
+        assert main(["tail", "orders", "--from", "first", "-c", "1", "-n", running.name_server]) == 0
+        assert asyncio.run(groups()) == before
+        capsys.readouterr()
+        main(["topic", "show", "orders", "--json", "-n", running.name_server])
+        assert json.loads(capsys.readouterr().out)["consumerGroups"] == []
+
+
+def test_an_interrupt_while_a_command_loads_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(command: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.parser", interrupted)
+    assert main(["tail", "orders"]) == 130
+
+
+def test_a_reader_that_has_enough_ends_tail_quietly(server: RunningBroker, topic: str) -> None:
+    main(["send", topic, "one", "-n", server.name_server])
+    command = [sys.executable, "-m", "penstock.cli", "tail", topic, "--from", "first"]
+    with subprocess.Popen(
+        [*command, "-n", server.name_server], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as tail:
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        assert b"one" in tail.stdout.readline()
+        tail.stdout.close()
+        main(["send", topic, "two", "-n", server.name_server])
+        assert tail.wait(20) == 128 + 13
+        assert tail.stderr.read() == b""
+
+
 def test_mistakes_are_one_line_that_says_what_to_do(
     server: RunningBroker, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,4 +128,13 @@ def test_mistakes_are_one_line_that_says_what_to_do(
     assert main(["send", topic, "x", "-p", "nonsense", "-n", server.name_server]) == 1
     assert "NAME=VALUE" in capsys.readouterr().err
     assert main(["send", topic, "x", "-n", "127.0.0.1:1"]) == 1
-    assert "127.0.0.1:1" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "127.0.0.1:1: Connection refused; start one with `penstock serve`, or say where it is" in error
+    main(["send", topic, "x", "-n", server.name_server])
+    assert main(["tail", topic, "--sql", "price >", "-n", server.name_server]) == 1
+    assert "code 23" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        main(["tail", topic, "-c", "0", "-n", server.name_server])
+    assert caught.value.code == 2
+    assert "a whole number from 1 on is needed, not '0'" in capsys.readouterr().err

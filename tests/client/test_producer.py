@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import zlib
 from typing import Any
@@ -119,6 +120,19 @@ async def test_bodies_from_4096_bytes_on_are_compressed_and_come_back_whole(
         record = await stored(producer, large.offset_message_id)
     assert record.sys_flag == 0x301
     assert zlib.decompress(record.body) == b"a" * 4096
+
+
+async def test_a_body_that_compression_would_make_larger_is_sent_as_it_is(
+    server: RunningBroker, topic: str
+) -> None:
+    body = os.urandom(4 << 20)  # the longest there may be, so a byte more would be refused
+    async with Producer(server.name_server) as producer:
+        alone = await producer.send(Message(topic, body))
+        (among_many,) = await producer.send_many([Message(topic, body)])
+        for sent in (alone, among_many):
+            record = await stored(producer, sent.offset_message_id)
+            assert record.sys_flag & 1 == 0
+            assert bytes(record.body) == body
 
 
 @pytest.mark.parametrize("kind", ["lz4", "zstd"])

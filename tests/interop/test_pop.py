@@ -1,6 +1,7 @@
 """POP: Apache's client on our broker, ours on Apache's, both in one group; the mode is set by mqadmin.
 
-Every test runs against both brokers, so what is asked of ours is what Apache's gives.
+Every test runs against both brokers, so what is asked of ours is what Apache's gives. Only light queues
+are Apache's alone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import collections
 import json
 import time
 
+import apache
 import pytest
 
 from penstock import Message, SimpleConsumer, sync
@@ -251,3 +253,40 @@ def test_our_command_line_sets_and_shows_the_mode_and_the_lag(
         assert (code, "is not a broker of Penstock's: it lists no leases" in out) == (1, True)
     else:
         assert (code, out.endswith("0 message(s) in flight\n")) == (0, True)
+
+
+@pytest.mark.scenario("pop-51")
+def test_our_client_pops_a_light_queue_that_apaches_broker_dispatches_to():
+    """What is stored once under its topic is popped, and acked, by its offsets in the light queue."""
+    light, other = "%LMQ%light", "%LMQ%other"
+    with apache.cluster(settings={"enableLmq": "true", "enableMultiDispatch": "true"}) as cluster:
+        for name, queues in (("parent", "2"), (light, "1")):  # the second gives clients a route to its broker
+            assert main(["topic", "create", name, "-q", queues, "-n", cluster.name_server]) == 0
+        with sync.Producer(cluster.name_server) as producer:
+            queues = producer.queues("parent")
+            dispatch = [light, f"{other},{light}", other, f"{light},{other}", "", light]
+            for number, lights in enumerate(dispatch):
+                properties = {"INNER_MULTI_DISPATCH": lights} if lights else {}
+                message = Message("parent", b"%d" % number, properties=properties)
+                producer.send(message, queue=queues[number % 2])
+        with sync.SimpleConsumer(
+            cluster.name_server, group="light", subscribe={light: "*"}, consume_from=ConsumeFrom.FIRST_OFFSET
+        ) as consumer:
+            got = []
+            deadline = time.monotonic() + 30
+            while len(got) < 4 and time.monotonic() < deadline:
+                got += consumer.receive(invisible_ms=SHORTEST_LEASE_MS, wait_ms=2_000)
+            assert [(message.body, message.handle.queue_id, message.handle.offset) for message in got] == [
+                (b"0", 0, 0),
+                (b"1", 0, 1),
+                (b"3", 0, 2),
+                (b"5", 0, 3),
+            ]
+            assert {(message.topic, message.queue.queue_id) for message in got} == {(light, 0)}
+            consumer.ack(got[0])
+            consumer.ack_many(got[1:])
+            seen = []
+            until = time.monotonic() + SHORTEST_LEASE_MS / 1000 + REVIVE_S
+            while time.monotonic() < until:
+                seen += consumer.receive(wait_ms=1_000)
+            assert seen == []

@@ -74,7 +74,18 @@ def test_times_of_a_replay_are_toml_times_with_a_zone(tmp_path):
         (ARCHIVE + "every = 'soon'", "jobs.lake: 'soon' must be a duration such as 500ms"),
         (ARCHIVE + "every = '0s'", "longer than nothing"),
         (ARCHIVE + "every = 5", "jobs.lake.every: Expected `str`, got `int`"),
-        (ARCHIVE + "format = 'orc'", "jobs.lake.format: Invalid enum value 'orc'"),
+        (
+            ARCHIVE + "format = 'orc'",
+            "jobs.lake.format: Invalid enum value 'orc'; there are parquet, delta, iceberg",
+        ),
+        (
+            ARCHIVE + "format = 'parket'",
+            "jobs.lake.format: Invalid enum value 'parket'; did you mean parquet?",
+        ),
+        (
+            f"name_server = 'localhost'\n{ARCHIVE}",
+            "name_server: 'localhost' is not an address; write host:port",
+        ),
         (ARCHIVE + "start = 'begin'", "jobs.lake.start: Invalid enum value 'begin'"),
         (ARCHIVE + "topic_pattern = 'o.*'", "needs topics or topic_pattern, and not both"),
         (ARCHIVE.replace("orders", "or ders"), "jobs.lake: 'or ders': "),

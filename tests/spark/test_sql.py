@@ -124,6 +124,7 @@ def test_what_is_wrong_is_told_without_a_traceback(sql: Any, orders: str, query:
         (["--format", "parquet"], "--format parquet needs --out PATH"),
         (["--out", "x"], "--out needs --format csv, json or parquet"),
         (["--since", "yesterday"], "--since yesterday: must be a duration such as"),
+        (["-n", "nowhere"], "'nowhere' is not an address; write host:port"),
     ],
 )
 def test_options_are_checked_before_spark_starts(

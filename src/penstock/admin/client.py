@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from penstock.admin import topics
 from penstock.admin.topics import TopicSettings, TopicSummary
+from penstock.client.config import parse_addresses
 from penstock.client.remoting import Remoting
 from penstock.errors import BrokerNotFound, InvalidArgument, NoNameServer, ServerError, TopicNotFound
 from penstock.message.names import is_system_topic, retry_topic
@@ -83,8 +84,9 @@ class AdminClient:
         hooks: Sequence[RpcHook] = (),
     ) -> None:
         """`name_server` is `host:port`, or several of them, as a list or separated by `;`."""
-        addresses = name_server.split(";") if isinstance(name_server, str) else name_server
-        self._name_servers = [address.strip() for address in addresses if address.strip()]
+        self._name_servers = parse_addresses(
+            name_server if isinstance(name_server, str) else ";".join(name_server)
+        )
         if not self._name_servers:
             raise InvalidArgument("the address of a name server is needed, for example 127.0.0.1:9876")
         self._timeout_ms = timeout_ms

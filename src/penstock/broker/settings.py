@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from penstock import limits
 from penstock.errors import InvalidArgument
 from penstock.store.settings import StoreSettings
 
@@ -181,7 +182,7 @@ class BrokerSettings(msgspec.Struct, rename="camel"):
             max_message_bytes=self.max_message_size,
             flush="sync" if self.flush_disk_type == "SYNC_FLUSH" else "async",
             file_reserved_hours=self.file_reserved_time,
-            delete_when=self.delete_when,
+            delete_when=";".join(f"{hour:02d}" for hour in parse_hours(self.delete_when)),
             disk_warning_ratio=self.disk_space_warning_level_ratio / 100,
             disk_clean_ratio=self.disk_space_clean_forcibly_ratio / 100,
             disk_max_used_ratio=self.disk_max_used_space_ratio / 100,
@@ -203,6 +204,7 @@ _CHOICES = {
     "brokerRole": ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"),
     "defaultMessageRequestMode": ("PULL", "POP"),
 }
+_NAMES = ("brokerName", "brokerClusterName")
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -212,10 +214,20 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
         number, unit = piece[:-1], piece[-1]
         if unit not in _UNIT_MS or not number.isdecimal():
             raise InvalidArgument(f"messageDelayLevel: {piece!r} is not a number followed by s, m, h or d")
-        delays.append(int(number) * _UNIT_MS[unit])
+        delays.append(int(number[:20]) * _UNIT_MS[unit])  # with more digits it is too long whatever they are
+        if delays[-1] > limits.LONGEST_DELAY_MS:
+            raise InvalidArgument(f"messageDelayLevel: {piece!r} is longer than a hundred years")
     if not delays:
         raise InvalidArgument("messageDelayLevel: at least one level is needed")
     return tuple(delays)
+
+
+def parse_hours(text: str) -> tuple[int, ...]:
+    """Hours as administrators write them, `04;16` or `4; 16`."""
+    pieces = [piece.strip() for piece in text.split(";") if piece.strip()]
+    if not pieces or not all(piece.isdecimal() and int(piece) < 24 for piece in pieces):
+        raise InvalidArgument(f"deleteWhen={text}: expected hours from 0 to 23, separated by ';'")
+    return tuple(map(int, pieces))
 
 
 def _parse(key: str, text: str) -> tuple[str, object]:
@@ -232,4 +244,9 @@ def _parse(key: str, text: str) -> tuple[str, object]:
         raise InvalidArgument(f"{key}={text}: expected {' or '.join(choices)}")
     if key == "messageDelayLevel":
         parse_delay_levels(text)
+    if key == "deleteWhen":
+        parse_hours(text)
+    if key in _NAMES and (not text or not text.isprintable() or " " in text):
+        # with a blank in the broker's name no POP handle could be read back
+        raise InvalidArgument(f"{key}={text}: expected a name without blanks")
     return attribute, value

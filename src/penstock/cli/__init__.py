@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
 from penstock import __version__
-from penstock.errors import PenstockError
+from penstock.errors import NoNameServer, PenstockError
 
 HOMES: Final = {
     "serve": "serve",
@@ -38,6 +39,10 @@ EXAMPLES = """examples:
 The name server's address, where it is not given, is NAMESRV_ADDR or 127.0.0.1:9876.
 """
 
+NO_NAME_SERVER_HINT: Final = "start one with `penstock serve`, or say where it is with -n or NAMESRV_ADDR"
+BROKEN_PIPE_EXIT: Final = 128 + 13
+"""As a shell reports it for a program that SIGPIPE ended."""
+
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
     """Of one command, or of all."""
@@ -58,9 +63,18 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. An error of ours is one line, not a traceback; Ctrl-C ends quietly."""
     arguments = sys.argv[1:] if argv is None else argv
-    options = parser(arguments[0] if arguments else None).parse_args(arguments)
     try:
-        return int(options.run(options))
+        options = parser(arguments[0] if arguments else None).parse_args(arguments)
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except NoNameServer as error:
+        print(f"penstock: {error}; {NO_NAME_SERVER_HINT}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # the reader of our output, such as `head`, has enough; what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_EXIT
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1

@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from penstock.cli.output import add_json, add_name_server, print_json
+from penstock.cli.output import add_json, add_name_server, count, print_json
 from penstock.client.producer import Producer
 from penstock.client.pull_consumer import PullConsumer
 from penstock.errors import InvalidArgument
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     Subparsers = _SubParsersAction[argparse.ArgumentParser]
+
+TOOLS_GROUP = "TOOLS_CONSUMER"
+"""Every broker has it from the start: a look at a topic needs no group to be made."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -50,7 +53,7 @@ def register(subparsers: Subparsers) -> None:
         default="last",
         help="begin with the first message there is, or with the next one to come (default)",
     )
-    tail.add_argument("-c", "--count", type=int, default=0, metavar="N", help="end after N messages")
+    tail.add_argument("-c", "--count", type=count, metavar="N", help="end after N messages")
     add_name_server(tail)
     add_json(tail)
     tail.set_defaults(run=lambda options: run(_tail(options)))
@@ -59,7 +62,7 @@ def register(subparsers: Subparsers) -> None:
 # ---- send -------------------------------------------------------------------------------------------
 
 
-def _message(options: argparse.Namespace, body: str) -> Message:
+def _message(options: argparse.Namespace, body: bytes) -> Message:
     properties = {}
     for item in options.property:
         name, separator, value = item.partition("=")
@@ -68,7 +71,7 @@ def _message(options: argparse.Namespace, body: str) -> Message:
         properties[name] = value
     return Message(
         options.topic,
-        body.encode(),
+        body,
         tag=options.tag,
         keys=options.key,
         properties=properties,
@@ -79,9 +82,10 @@ def _message(options: argparse.Namespace, body: str) -> Message:
 async def _send(options: argparse.Namespace) -> int:
     async with Producer(options.name_server, group=options.group) as producer:
         if options.body not in (None, "-"):
-            results = [await producer.send(_message(options, options.body), queue_key=options.queue_key)]
+            body = os.fsencode(options.body)  # the bytes that were typed, whatever the locale made of them
+            results = [await producer.send(_message(options, body), queue_key=options.queue_key)]
         else:
-            lines = (line.rstrip("\r\n") for line in sys.stdin)
+            lines = (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
             messages = [_message(options, line) for line in lines if line]
             results = await producer.send_many(messages, queue_key=options.queue_key)
     for result in results:
@@ -107,7 +111,7 @@ async def _send(options: argparse.Namespace) -> int:
 
 async def _tail(options: argparse.Namespace) -> int:
     """Reads every queue by assignment: a look at a topic must not disturb a group, nor leave an offset."""
-    consumer = PullConsumer(options.name_server, group=f"PENSTOCK_TAIL_{os.getpid()}", auto_commit=False)
+    consumer = PullConsumer(options.name_server, group=TOOLS_GROUP, auto_commit=False)
     consumer.filter(options.topic, options.tags, sql=options.sql)
     consumer.assign([])
     printed = 0
@@ -116,11 +120,13 @@ async def _tail(options: argparse.Namespace) -> int:
         if not queues:
             raise InvalidArgument(f"topic {options.topic} does not exist")
         consumer.assign(queues)
+        consumer.pause(queues)  # else they begin where the group is, and note that as its progress
         for queue in queues:
             if options.start == "first":
                 await consumer.seek_to_begin(queue)
             else:
                 await consumer.seek_to_end(queue)
+        consumer.resume(queues)
         async for message in consumer:
             _show(message, as_json=options.json)
             printed += 1

@@ -27,6 +27,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
+def count(text: str) -> int:
+    """Type of an argument that counts something."""
+    if not text.isdecimal() or not (value := int(text)):
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
+    return value
+
+
 def print_json(value: object) -> None:
     sys.stdout.write(
         msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode() + "\n"

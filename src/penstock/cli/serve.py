@@ -59,7 +59,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _broker_options(broker)
     broker.add_argument(
         "--name-server",
-        default=os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876"),
+        default=os.environ.get("NAMESRV_ADDR") or "127.0.0.1:9876",
         metavar="HOST:PORT",
         help="one or more, separated by ';' (default NAMESRV_ADDR or 127.0.0.1:9876)",
     )
@@ -227,16 +227,20 @@ def run_broker(options: argparse.Namespace) -> int:
 
 
 async def _broker(options: argparse.Namespace) -> int:
+    from penstock.client.config import parse_addresses
     from penstock.runtime.broker import BrokerRuntime
     from penstock.runtime.registration import Registrar
     from penstock.transport.tls import client_context
+
+    addresses = parse_addresses(options.name_server)
+    if not addresses:
+        raise InvalidArgument("--name-server: an address is needed, for example 127.0.0.1:9876")
 
     settings, tls = broker_settings(options)
     settings.namesrv_addr = options.name_server
     stop = stop_signal()
     if options.with_parent:
         _stop_with_parent(stop)
-    addresses = [address.strip() for address in options.name_server.split(";") if address.strip()]
     secret = tls is not None and tls.mode == "enforcing"
     registrar = Registrar(addresses, tls=client_context(verify=False) if secret else None)
     broker = BrokerRuntime(settings, options.data, host=options.host, registrar=registrar, tls=tls)

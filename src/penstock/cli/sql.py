@@ -8,7 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import add_name_server, print_json, print_table
+from penstock.cli.output import add_name_server, count, print_json, print_table
+from penstock.client.config import parse_addresses
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def register(subparsers: Subparsers) -> None:
     sql.add_argument("query", help="a query in Spark SQL; '-' reads it from the input")
     sql.add_argument("--since", metavar="TIME", help="only messages stored in the last 30s, 15m, 1h, 7d ...")
     sql.add_argument(
-        "--limit", type=int, default=1_000, metavar="N", help="rows of the table at most (default: 1000)"
+        "--limit", type=count, default=1_000, metavar="N", help="rows of the table at most (default: 1000)"
     )
     sql.add_argument("--format", choices=("table", "json", "csv", "parquet"), default="table")
     sql.add_argument("--out", metavar="PATH", help="write all rows of the result into this folder")
@@ -53,6 +54,7 @@ def _run(options: argparse.Namespace) -> int:
         raise InvalidArgument("--format parquet needs --out PATH")
     if options.out is not None and options.format == "table":
         raise InvalidArgument("--out needs --format csv, json or parquet")
+    parse_addresses(options.name_server)  # Spark takes long to start: not for what cannot work
     from pyspark.errors import PySparkException
 
     from penstock.spark.failures import reason

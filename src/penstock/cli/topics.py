@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.admin import AdminClient, TopicSettings
 from penstock.admin.topics import parse_perm, perm_text
-from penstock.cli.output import print_json, print_table
+from penstock.cli.output import count, print_json, print_table
 from penstock.cli.verbs import add_cluster, add_verb
 from penstock.errors import InvalidArgument
 from penstock.wire.bodies import TopicConfig
@@ -26,10 +26,10 @@ def register(subparsers: Subparsers) -> None:
     create = add_verb(verbs, "create", _create, "create a topic, or change what is given on an existing one")
     create.add_argument("name")
     create.add_argument(
-        "-q", "--queues", type=_count, help="read and write queues on each broker (default: 8)"
+        "-q", "--queues", type=count, help="read and write queues on each broker (default: 8)"
     )
-    create.add_argument("--read-queues", type=_count, metavar="N", help="where they differ from --queues")
-    create.add_argument("--write-queues", type=_count, metavar="N", help="where they differ from --queues")
+    create.add_argument("--read-queues", type=count, metavar="N", help="where they differ from --queues")
+    create.add_argument("--write-queues", type=count, metavar="N", help="where they differ from --queues")
     create.add_argument("--perm", type=_perm, metavar="RW", help="letters of RWX, or a number (default: RW)")
     create.add_argument(
         "--order", action=argparse.BooleanOptionalAction, help="messages of a queue stay in order"
@@ -53,13 +53,6 @@ def register(subparsers: Subparsers) -> None:
     delete = add_verb(verbs, "delete", _delete, "delete a topic on all its brokers and in the name servers")
     delete.add_argument("name")
     add_cluster(delete)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1 is needed")
-    return value
 
 
 def _perm(text: str) -> int:

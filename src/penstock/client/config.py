@@ -90,6 +90,8 @@ def _check_fields(settings: Any) -> None:
         value = getattr(settings, name)
         if between is not None:
             between.check(name, value)
+        elif hint is str and not isinstance(value, str):
+            raise InvalidArgument(f"{name} must be text, not {value!r}")
         elif hint is bool and not isinstance(value, bool):
             raise InvalidArgument(f"{name} must be True or False, not {value!r}")
         elif isinstance(hint, type) and issubclass(hint, StrEnum) and not isinstance(value, hint):
@@ -189,6 +191,8 @@ class ClientSettings:
         if name_server is not None:
             given["name_server"] = name_server
         if settings is None:
+            if "group" not in given and issubclass(cls, ConsumerSettings):
+                raise InvalidArgument("group is needed: the consumers of a group share its messages")
             return cls(**given)
         return dataclasses.replace(settings, **given)
 

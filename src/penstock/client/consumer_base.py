@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +19,7 @@ from penstock.client.pull_service import PullRequest
 from penstock.client.rebalance import PULLED, Assignment, Rebalancer, first_offset, wall_ms
 from penstock.client.stats import ConsumerStats
 from penstock.client.subscriptions import TAG, Subscriptions
-from penstock.errors import WrongState
+from penstock.errors import InvalidArgument, WrongState
 from penstock.message.queue import MessageQueue
 from penstock.wire.bodies import (
     ConsumeMessageDirectlyResult,
@@ -57,6 +57,17 @@ class ConsumerBase(ABC):
         return self._common
 
     # ---- subscriptions ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def subscribe(self, topic: str, tags: str | None = None, *, sql: str | None = None) -> None: ...
+
+    def _subscribe_all(self, topics: Mapping[str, str] | None) -> None:
+        if topics is not None and not isinstance(topics, Mapping):
+            raise InvalidArgument(
+                f"subscribe must map topics to tags, such as {{'orders': '*'}}, not {topics!r}"
+            )
+        for topic, tags in (topics or {}).items():
+            self.subscribe(topic, tags)
 
     def _put_subscription(self, data: SubscriptionData) -> None:
         self._check_process()
@@ -129,8 +140,8 @@ class ConsumerBase(ABC):
         try:
             await self.instance.start()
             self._state = ServiceState.RUNNING
-            for topic in self._subscriptions.topics():
-                await self.instance.update_route(topic)
+            for data in self._expressions():
+                await self.instance.update_route(data.topic)
             await self._check_expressions()
         except BaseException:
             self._state = ServiceState.START_FAILED
@@ -140,8 +151,12 @@ class ConsumerBase(ABC):
         self.instance.rebalance_service.wake()
         log.info("consumer of group %s runs as %s", self.group, self.client_id)
 
+    def _expressions(self) -> Iterable[SubscriptionData]:
+        """Of all topics that are to be consumed from the start."""
+        return self._subscriptions.all()
+
     async def _check_expressions(self) -> None:
-        for data in self._subscriptions.all():
+        for data in self._expressions():
             address = self.instance.routes.any_of_topic(data.topic)
             if data.expression_type != TAG and address is not None:
                 await self.instance.api.check_client(address, self.client_id, self.group, data)

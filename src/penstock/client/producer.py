@@ -229,8 +229,9 @@ class Producer:
             message_id = properties[Key.UNIQ_KEY] = unique_id()
         body, sys_flag = message.body, 0
         if len(body) >= self.settings.compress_over_bytes:
-            body = compress(body, self._compression, self.settings.compress_level)
-            sys_flag = COMPRESSED | self._compression
+            smaller = compress(body, self._compression, self.settings.compress_level)
+            if len(smaller) < len(body):  # brokers refuse a body that grew over their limit
+                body, sys_flag = smaller, COMPRESSED | self._compression
         text = encode_properties(properties)
         if len(text) > MAX_PROPERTIES_BYTES // 4 and len(text.encode()) > MAX_PROPERTIES_BYTES:
             raise MessageTooLarge(

@@ -71,8 +71,7 @@ class PullConsumer(ConsumerBase):
         self._topic_listeners: dict[str, TopicListener] = {}
         self._topic_queues: dict[str, list[MessageQueue]] = {}
         self._wanted: list[MessageQueue] = []
-        for topic, tags in (subscribe or {}).items():
-            self.subscribe(topic, tags)
+        self._subscribe_all(subscribe)
 
     @property
     def settings(self) -> PullSettings:
@@ -117,6 +116,9 @@ class PullConsumer(ConsumerBase):
         if data is None:
             data = self._filters[topic] = subscription_data(topic, None, None)
         return data
+
+    def _expressions(self) -> Iterable[SubscriptionData]:
+        return [*self._subscriptions.all(), *self._filters.values()]
 
     def _take_assigned(self) -> None:
         self._keep(set(self._wanted))

@@ -67,8 +67,7 @@ class PushConsumer(ConsumerBase):
         self.consume_hooks: list[ConsumeHook] = []
         self.filter_hooks: list[FilterHook] = []
         self.paused = False
-        for topic, tags in (subscribe or {}).items():
-            self.subscribe(topic, tags)
+        self._subscribe_all(subscribe)
 
     @property
     def settings(self) -> PushSettings:
@@ -81,10 +80,11 @@ class PushConsumer(ConsumerBase):
 
         A normal return means consumed, an exception means retried, `raise RetryLater(...)` chooses the delay.
         """
+        data = subscription_data(topic, tags, sql, class_filter=self.settings.class_filter)
 
         def register(handler: H) -> H:
             self.listeners.add(topic, handler)
-            self.subscribe(topic, tags, sql=sql)
+            self._put_subscription(data)
             return handler
 
         return register

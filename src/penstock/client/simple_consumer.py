@@ -61,8 +61,7 @@ class SimpleConsumer(ConsumerBase):
         super().__init__(self._settings)
         self._watches: dict[MessageQueue, asyncio.Task[bool]] = {}
         self._first = 0
-        for topic, tags in (subscribe or {}).items():
-            self.subscribe(topic, tags)
+        self._subscribe_all(subscribe)
 
     @property
     def settings(self) -> SimpleSettings:

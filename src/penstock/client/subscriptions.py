@@ -20,6 +20,9 @@ def subscription_data(
 ) -> SubscriptionData:
     """By tags (`a || b`, everything if there are none) or by an SQL92 expression, which the broker reads."""
     check_topic(topic)
+    for expression in (tags, sql):
+        if expression is not None and not isinstance(expression, str):
+            raise InvalidArgument(f"what is wanted of topic {topic} must be text, not {expression!r}")
     if sql is not None:
         if tags not in (None, "*"):
             raise InvalidArgument(f"subscribe to {topic} either by tags or by sql, not both")

@@ -224,6 +224,7 @@ def _check_user_properties(properties: Mapping[str, str]) -> None:
             raise InvalidArgument(f"the property name {name} is reserved")
         if NAME_END in name or VALUE_END in name:
             raise InvalidArgument(f"the property name {name!r} contains a separator, \\x01 or \\x02")
+        _check_encodable("property name", name)
         _check_value(f"property {name}", value)
 
 
@@ -232,6 +233,18 @@ def _check_value(what: str, value: str) -> None:
         raise InvalidArgument(f"the {what} must be text that is not blank, not {value!r}")
     if VALUE_END in value:
         raise InvalidArgument(f"the {what} contains the separator \\x02")
+    _check_encodable(what, value)
+
+
+def _check_encodable(what: str, text: str) -> None:
+    """Text with half of a surrogate pair, as cut strings and undecodable file names have it, has no UTF-8."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(
+                f"the {what} {text!r} cannot be sent: it has half of a surrogate pair"
+            ) from None
 
 
 def _join_keys(keys: Sequence[str] | str) -> str:
@@ -257,6 +270,8 @@ def _delay_property(delay_level: int, delay_ms: int, deliver_at_ms: int) -> tupl
     name, value = given[0]
     if len(given) > 1:
         raise InvalidArgument("give one of delay_level, delay_ms and deliver_at_ms")
+    if not isinstance(value, int):
+        raise InvalidArgument(f"a delay must be a whole number, not {value!r}")
     if value < 0:
         raise InvalidArgument(f"a delay must not be negative: {value}")
     return name, str(value)

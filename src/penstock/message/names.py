@@ -92,6 +92,8 @@ def check_group(name: str) -> None:
 
 
 def _check_characters(kind: str, name: str) -> None:
+    if not isinstance(name, str):
+        raise IllegalName(f"The specified {kind} must be text, not {name!r}")
     if not _is_legal(name):
         if not name or name.isspace():
             raise IllegalName(f"The specified {kind} is blank.")

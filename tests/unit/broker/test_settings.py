@@ -35,6 +35,10 @@ def test_what_is_shown_can_be_read_again() -> None:
         ("flushDiskType", "SOMETIMES"),
         ("messageDelayLevel", "1s 5x"),
         ("messageDelayLevel", ""),
+        ("messageDelayLevel", "1s 99999999999999999999d"),
+        ("deleteWhen", "24"),
+        ("deleteWhen", "at night"),
+        ("deleteWhen", ""),
         ("brokerId", "1"),
     ],
 )
@@ -69,3 +73,9 @@ def test_the_store_gets_its_share() -> None:
     store = BrokerSettings.from_properties(properties).store_settings()
     assert (store.flush, store.consume_queue_file_entries, store.index_entries) == ("async", 100, 7)
     assert BrokerSettings().store_settings().flush == "sync"
+
+
+def test_hours_of_deletion_may_be_written_with_one_digit() -> None:
+    settings = BrokerSettings.from_properties({"deleteWhen": "4; 16;"})
+    assert settings.store_settings().delete_when == "04;16"
+    assert settings.properties()["deleteWhen"] == "4; 16;"

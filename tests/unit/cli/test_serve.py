@@ -221,12 +221,27 @@ def test_a_damaged_file_is_named_and_unchanged(start, penstock, tmp_path):
         (["--config", "/nowhere/broker.conf"], "/nowhere/broker.conf"),
         (["--shards", "0"], "--shards"),
         (["--host", "not an address"], "not an address"),
+        (["--set", "brokerName=my broker"], "brokerName=my broker: expected a name without blanks"),
+        (["--set", "brokerClusterName="], "brokerClusterName=: expected a name"),
         (["--set", "tls.server.mode=perhaps"], "tls.server.mode"),
         (["--set", "tls.server.mode=enforcing"], "tls.server.certPath"),
     ],
 )
 def test_wrong_settings_are_one_line_errors(penstock, tmp_path, arguments, text):
     fails(penstock("serve", "--data", str(tmp_path / "data"), "--broker-port", "0", *arguments), text)
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("nowhere", "'nowhere' is not an address; write host:port"),
+        (" ; ", "--name-server: an address is needed"),
+    ],
+)
+def test_a_broker_with_a_wrong_name_server_does_not_start(penstock, tmp_path, address, text):
+    arguments = ["--data", str(tmp_path / "data"), "--broker-port", "0", "--name-server", address]
+    fails(penstock("broker", *arguments), text)
+    assert not (tmp_path / "data").exists()
 
 
 def test_help_has_examples_and_the_version_is_shown(penstock):

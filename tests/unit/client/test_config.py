@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock import ConsumeFrom, MessageModel, Producer, PullConsumer, PushConsumer
+from penstock import ConsumeFrom, MessageModel, Producer, PullConsumer, PushConsumer, SimpleConsumer
 from penstock.client.config import (
     ConsumerSettings,
     ProducerSettings,
@@ -60,6 +60,7 @@ def test_defaults_are_those_of_the_protocol() -> None:
         ({"suspend_ms": 5}, "10 to 30000"),
         ({"instance_name": "a@b"}, "'@'"),
         ({"instance_name": ""}, "empty"),
+        ({"instance_name": 5}, "instance_name must be text, not 5"),
         ({"access_key": "only"}, "belong together"),
         ({"name_server": "nonsense"}, "host:port"),
         ({"consume_bach": 5}, "did you mean 'consume_batch'"),
@@ -120,3 +121,25 @@ def test_the_protocols_text_form_of_a_time_can_be_read() -> None:
     assert later - parse_consume_timestamp("20260101000000") == 24 * 3_600_000
     with pytest.raises(InvalidArgument, match="yyyyMMddHHmmss"):
         parse_consume_timestamp("yesterday")
+
+
+@pytest.mark.parametrize("kind", [PushConsumer, PullConsumer, SimpleConsumer])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "group is needed"),
+        ({"group": None}, "group must be text, not None"),
+        ({"group": "g", "subscribe": ["orders"]}, "subscribe must map topics to tags, .* not \\['orders'\\]"),
+        ({"group": "g", "subscribe": "orders"}, "subscribe must map topics to tags"),
+        ({"group": "g", "subscribe": {"orders": 5}}, "wanted of topic orders must be text, not 5"),
+    ],
+)
+def test_what_a_consumer_needs_is_asked_for(kind: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        kind("127.0.0.1:9876", **options)
+
+
+def test_a_handler_without_a_topic_is_refused_where_it_is_made() -> None:
+    consumer = PushConsumer("127.0.0.1:9876", group="g")
+    with pytest.raises(InvalidArgument, match="topic must be text"):
+        consumer.on(print)  # type: ignore[arg-type]

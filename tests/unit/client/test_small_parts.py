@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -182,3 +184,10 @@ def test_a_handler_that_returns_has_succeeded_in_either_mode(make_message: Any) 
 def test_retry_later_carries_its_delay() -> None:
     assert RetryLater(level=5).level == 5
     assert str(RetryLater("the bank is closed", level=5)) == "the bank is closed"
+
+
+def test_rooms_with_public_names_need_no_import_of_their_own() -> None:
+    code = "import penstock; penstock.sync.Producer, penstock.testing.broker, penstock.errors.PenstockError"
+    subprocess.run(
+        [sys.executable, "-c", f"{code}; penstock.spark.session; penstock.admin.AdminClient"], check=True
+    )

@@ -9,11 +9,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
+from penstock.client.config import parse_addresses
 from penstock.errors import IllegalName, InvalidArgument
 from penstock.message.names import check_group, check_topic
 from penstock.spark.option_parsing import duration_ms
@@ -246,6 +247,10 @@ def load(file: Path, *, name_server: str | None = None) -> Pipeline:
         spark=head.spark,
         jobs=jobs,
     )
+    try:
+        parse_addresses(pipeline.name_server)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{file}: name_server: {error}") from None
     _check_together(pipeline, file)
     return pipeline
 
@@ -274,6 +279,10 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
             part = place.partition("[")[0]
             known = [field.encode_name for field in msgspec.structs.fields(_PARTS.get(part, kind))]
             text = f"unknown setting {unknown[1]}{_hint(unknown[1], known)}"
+        choice = re.fullmatch(r"Invalid enum value '(.*)'", text)
+        if choice is not None:
+            types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+            text += _hint(choice[1], get_args(types[place]))
         raise InvalidArgument(f"{where}{'.' if place else ''}{place}: {text}") from None
 
 

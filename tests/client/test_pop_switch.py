@@ -282,6 +282,38 @@ async def test_consumers_that_come_and_go_cause_no_pause(
     assert set(got.values()) == {1}
 
 
+async def test_a_rebalance_under_way_when_a_consumer_stops_begins_no_pops(
+    topic: str, group: str, quick: Timings, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def note(message: Any) -> None: ...
+
+    with broker(flush="async") as ours:
+        async with AdminClient(ours.name_server) as admin:
+            await admin.create_topic(topic, TopicSettings(read_queues=1, write_queues=1))
+            await set_consume_mode(admin, topic, group, "POP", 0)
+        leaving = listening(ours, topic, group, quick, note)
+        await leaving.start()
+        await eventually(lambda: leaving.pop_service.queues)
+        assigned = leaving.pop_service.assigned
+
+        async def slowly(name: str) -> Any:
+            assignment = await assigned(name)
+            asked.set()
+            await answer.wait()
+            return assignment
+
+        monkeypatch.setattr(leaving.pop_service, "assigned", slowly)
+        leaving.instance.rebalance_service.wake()
+        await asked.wait()
+        stopping = asyncio.create_task(leaving.stop())
+        await eventually(lambda: not leaving.pop_service.queues)
+        answer.set()
+        await stopping
+        assert not leaving.pop_service.queues
+
+
 @pytest.mark.behaviour("POP-14")
 async def test_a_message_that_comes_at_the_very_end_of_a_stop_goes_back_at_once(
     topic: str, group: str, quick: Timings, eventually: Any, monkeypatch: pytest.MonkeyPatch

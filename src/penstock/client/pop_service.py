@@ -92,9 +92,10 @@ class PopService:
 
     async def follow(self, topic: str, assignment: Assignment) -> bool:
         """Pops exactly the assigned queues of a topic from now on; True if that is a change."""
-        wanted = assignment.popped
         if topic in self._told:
             await self._watch_retries(topic, pulled=assignment.pulled)
+        # A rebalance may be under way when the consumer stops: nobody looks at what is popped then.
+        wanted = frozenset() if self.consumption.stopping else assignment.popped
         gone = [queue for queue in self.queues if queue.topic == topic and queue not in wanted]
         new = [queue for queue in sorted(wanted) if queue not in self.queues]
         for queue in gone:

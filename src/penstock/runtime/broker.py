@@ -55,8 +55,8 @@ class BrokerRuntime:
         self._sync = settings.flush_disk_type == "SYNC_FLUSH"
         self._timer: asyncio.TimerHandle | None = None
         self._refused_ms = 0
-        self._turn_ms = 0
         """When the disk last refused a write; 0 while it takes them."""
+        self._turn_ms = 0
 
     @property
     def address(self) -> str:

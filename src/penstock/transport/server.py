@@ -308,6 +308,7 @@ class ServerPeer(asyncio.Protocol):
     def _serve(self, frames: list[Frame], *, in_turns: bool = True) -> None:
         """As many of them as this turn has room for; the rest waits for the next."""
         server = self._server
+        server.note_input()
         if self._turn != server.turn:
             self._turn, self._served = server.turn, 0
         room = limits.TURN_REQUESTS - self._served
@@ -329,7 +330,6 @@ class ServerPeer(asyncio.Protocol):
             if in_turns and (done >= room or self._out_bytes > limits.TURN_ANSWER_BYTES):
                 self._wait_for_turn(frames[done:])
                 break
-        server.note_input()
 
     def _wait_for_turn(self, frames: list[Frame]) -> None:
         self._backlog = frames

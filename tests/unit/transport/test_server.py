@@ -91,6 +91,22 @@ def test_a_malformed_frame_closes_that_connection_only(run, serving, service, ju
     run(main())
 
 
+def test_what_came_before_a_malformed_frame_ends_its_turn(run, serving, service, until):
+    """Else what a oneway send brought would wait for the next request of anybody."""
+    junk = struct.pack(">ii", 8, 4) + b"{{{{"
+
+    async def main():
+        async with serving(service) as address:
+            reader, writer = await raw(address)
+            writer.write(encode_command(SILENT, 1, flag=ONEWAY_FLAG) + junk)
+            assert await closed_by_server(reader)
+            writer.close()
+            await until(lambda: service.batches)
+            assert len(service.handled) == 1
+
+    run(main())
+
+
 def test_a_truncated_frame_is_forgotten_with_its_connection(run, serving, service, until):
     async def main():
         async with serving(service) as address:
